@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_watchdog.agent.delivery.channel import DirectChannel
-from slurm_watchdog.agent.delivery.replies import MAX_REPLY_BYTES
+from slurm_watchdog.agent.delivery.channel import MAX_REPLY_BYTES, DirectChannel
 from slurm_watchdog.wire.http_client import Connection
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from lab.bench.figures import Figures, say
 from slurm_watchdog.agent.logs import follow
 from slurm_watchdog.agent.workers.answer_types import FollowedFile
-from slurm_watchdog.agent.workers.request_types import Follow
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import Follow, WorkerState
 
 MIN_LINES_PER_SECOND = 1e6
 """What the project promises."""

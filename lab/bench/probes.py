@@ -8,8 +8,8 @@ from typing import Any
 
 from lab.bench.figures import Figures, quantile
 from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.request_types import WorkerState
 from slurm_watchdog.agent.workers.worker import Answer
-from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 from tests.builders.requests import plain_request
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from lab.bench.figures import Figures
 from slurm_watchdog.agent.collectors import link, usage
+from slurm_watchdog.agent.collectors.link import links_in
 from slurm_watchdog.agent.collectors.usage import read_usage
-from slurm_watchdog.agent.files.links import links_in
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ReadLinks
 from slurm_watchdog.base import clock

@@ -26,8 +26,7 @@ from slurm_watchdog.agent.evidence import last_lines
 from slurm_watchdog.agent.files import as_owner
 from slurm_watchdog.agent.logs import follow
 from slurm_watchdog.agent.workers.become_user import become
-from slurm_watchdog.agent.workers.request_types import Follow, LastLines, RemoveSwitch, WriteSwitch
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import Follow, LastLines, RemoveSwitch, WorkerState, WriteSwitch
 
 OWNER, STRANGER = 64983, 64984
 SECRETS = {

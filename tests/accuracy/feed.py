@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.logs.events import condense, make_event
+from slurm_watchdog.agent.logs.log_file import condense, make_event
 from slurm_watchdog.model.observations import Event, EventKind, Gpu, LogFile, NodeEvent, Process
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmView

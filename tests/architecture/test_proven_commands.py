@@ -17,8 +17,8 @@ AGENT = sorted((CHECKOUT / "watchdog/slurm_watchdog" / "agent").rglob("*.py"))
 ONLY_IN = {
     "Proven": {"agent/delivery/channel.py", "agent/delivery/munge_connection.py"},
     "DirectChannel": {"agent/delivery/channel.py"},
-    "tls_channel": {"agent/delivery/connect.py"},
-    "unix_channel": {"agent/delivery/connect.py"},
+    "tls_channel": {"agent/delivery/sender.py"},
+    "unix_channel": {"agent/delivery/sender.py"},
     "parse_reply": {"agent/delivery/sender.py"},
     "OwnUser": {"standalone/run.py"},
 }
@@ -51,7 +51,7 @@ def test_it_is_called_nowhere_else(name: str) -> None:
 
 def test_a_reply_is_decoded_in_one_place_of_the_agent_and_commands_are_taken_in_one() -> None:
     found = set(calls(AGENT))
-    assert {module for name, module in found if name == "decode_reply"} == {"agent/delivery/replies.py"}
+    assert {module for name, module in found if name == "decode_reply"} == {"agent/delivery/channel.py"}
     accepting = {
         str(file.relative_to(CHECKOUT / "watchdog/slurm_watchdog"))
         for file in AGENT

@@ -26,11 +26,9 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from slurm_watchdog.agent.delivery.channel import Channel, unix_channel
-from slurm_watchdog.agent.delivery.connect import connect
+from slurm_watchdog.agent.delivery.channel import MAX_REPLY_BYTES, Channel, unix_channel
 from slurm_watchdog.agent.delivery.munge_connection import ProvenConnection
-from slurm_watchdog.agent.delivery.replies import MAX_REPLY_BYTES
-from slurm_watchdog.agent.delivery.sender import Sender, Spool
+from slurm_watchdog.agent.delivery.sender import Sender, Spool, connect
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.security import Security
 from slurm_watchdog.identity.munge_decoder import MungeProcess

@@ -34,15 +34,14 @@ from slurm_watchdog.agent.delivery.sender import Sender
 from slurm_watchdog.agent.delivery.spool import Spool
 from slurm_watchdog.agent.evidence import stacks, tool
 from slurm_watchdog.agent.helper import requests
-from slurm_watchdog.agent.logs import events
+from slurm_watchdog.agent.logs import log_file
 from slurm_watchdog.agent.metrics import AgentMetrics
 from slurm_watchdog.agent.proc.system_call import parse_syscall
 from slurm_watchdog.agent.processes import identify, terminate
 from slurm_watchdog.agent.processes.identity_cache import IDENTIFY
 from slurm_watchdog.agent.reload.settings import settings_of
 from slurm_watchdog.agent.service import Service
-from slurm_watchdog.agent.workers.request_types import BlockedCall, IdentifyProcesses, ResolveCalls
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import BlockedCall, IdentifyProcesses, ResolveCalls, WorkerState
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.loop import Signals
 from slurm_watchdog.config.loading import parse_config
@@ -302,7 +301,7 @@ def key_in_an_error_line(stage: Stage) -> bool:
     line = f"requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://x.example/v1?api_key={key}"
     fact = parse_line(line)
     assert fact is not None and fact.kind is EventKind.ERROR
-    return key in str(events.make_event(line, fact, 0.0))
+    return key in str(log_file.make_event(line, fact, 0.0))
 
 
 def kernel_line_of_a_name(stage: Stage) -> bool:

@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 from slurm_watchdog.agent.gpu.orphan_processes import UNSEEN_JOB_GRACE_S, OrphanGpuProcesses
-from slurm_watchdog.agent.proc.entry import Entry, Stat
+from slurm_watchdog.agent.proc.entry import Entry, JobMember, JobStep, ProcessFacts, Stat
 from slurm_watchdog.agent.proc.files import read_stat
-from slurm_watchdog.agent.proc.process_facts import JobMember, JobStep, ProcessFacts
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.model.observations import Gpu, GpuHolder, Role
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from slurm_watchdog.agent.proc.entry import Entry, Stat
-from slurm_watchdog.agent.proc.process_facts import ProcessFacts
+from slurm_watchdog.agent.proc.entry import Entry, ProcessFacts, Stat
 from slurm_watchdog.agent.proc.table import ProcessTable
 from slurm_watchdog.agent.processes.identity_cache import Identities
 from slurm_watchdog.agent.workers.answer_types import IdentifiedProcess

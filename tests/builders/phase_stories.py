@@ -130,7 +130,7 @@ def make_story(rng: random.Random) -> Story:
 
 
 class Disk:
-    """What an agent reports of the checkpoints, look by look (slurm_watchdog.agent.checkpoints.schedule)."""
+    """What an agent reports of the checkpoints, look by look (slurm_watchdog.agent.collectors.checkpoint)."""
 
     def __init__(self, story: Story):
         self.story = story

@@ -11,8 +11,7 @@ import msgspec
 
 from slurm_watchdog.agent.context import OWN_TASKS
 from slurm_watchdog.agent.workers.child import Function, decode, encode
-from slurm_watchdog.agent.workers.request_types import Request, answer_type
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import Request, WorkerState, answer_type
 
 
 def do(name: str, fields: Any, worker: WorkerState | None = None) -> Any:

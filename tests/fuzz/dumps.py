@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.collectors.link import with_rates
+from slurm_watchdog.agent.collectors.link import links_in, parse_rate, parse_speed, with_rates
 from slurm_watchdog.agent.collectors.usage import (
     parse_file_limit,
     parse_meminfo,
@@ -25,7 +25,6 @@ from slurm_watchdog.agent.collectors.usage import (
     parse_threads,
 )
 from slurm_watchdog.agent.evidence.stacks import parse_dump
-from slurm_watchdog.agent.files.links import links_in, parse_rate, parse_speed
 from slurm_watchdog.agent.proc.control_groups import (
     group_of,
     levels_of,
@@ -34,7 +33,7 @@ from slurm_watchdog.agent.proc.control_groups import (
     parse_pressure,
     read_group,
 )
-from slurm_watchdog.agent.workers.resource_limits import limit_address_space
+from slurm_watchdog.agent.workers.child import limit_address_space
 from slurm_watchdog.analysis.collective_order import order_of
 from slurm_watchdog.analysis.collective_words import words_of
 from slurm_watchdog.analysis.ras_records import JobProcesses, ras_records, unreachable

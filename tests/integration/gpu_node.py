@@ -11,7 +11,7 @@ from typing import Any
 
 from slurm_watchdog.agent.gpu.reader import GpuReader
 from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import Gpu, HungProbe, NodeEvent
 from tests.builders.requests import do

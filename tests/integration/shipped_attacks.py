@@ -79,7 +79,7 @@ assert b" 200 " in api.recv(64)
 """)
 REPORT = _python("""
 from slurm_watchdog.agent.delivery.channel import Proven
-from slurm_watchdog.agent.delivery.connect import connect
+from slurm_watchdog.agent.delivery.sender import connect
 from slurm_watchdog.config.security import Security
 from slurm_watchdog.model.report import (Report)
 from slurm_watchdog.wire.codec import encode_report
@@ -90,7 +90,7 @@ assert isinstance(answer, Proven)
 """)
 SWITCH = _python(f"""
 import os, pathlib, pwd, socket, subprocess, time
-from slurm_watchdog.agent.workers.helper_client import HelperLink
+from slurm_watchdog.agent.workers.spawner import HelperLink
 from slurm_watchdog.agent.workers.child import frame, unframe
 who, ann = pwd.getpwnam("slurm-watchdog-agent"), pwd.getpwnam("ann")
 subprocess.Popen(["setpriv", "--reuid=ann", "--clear-groups", "sleep", "3"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

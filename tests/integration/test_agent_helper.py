@@ -62,7 +62,7 @@ import json, os, sys, time, types
 from typing import Any
 from slurm_watchdog.base import clock
 from slurm_watchdog.agent.context import OWN_TASKS
-from slurm_watchdog.agent.workers.helper_client import HelperLink, is_usable
+from slurm_watchdog.agent.workers.spawner import HelperLink, is_usable
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import Request
 from slurm_watchdog.agent.helper.requests import TASKS, Dispatch

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.agent.collectors.kernel_log import KernelLogReader
-from slurm_watchdog.agent.kernel.kmsg import KmsgFile
+from slurm_watchdog.agent.proc.kmsg import KmsgFile
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import NodeEvent

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.checkpoints.schedule import CheckpointSchedule
+from slurm_watchdog.agent.collectors.checkpoint import CheckpointSchedule
 from slurm_watchdog.agent.context import OWN_TASKS
+from slurm_watchdog.agent.files.mount_probing import MountProber, ProbeTarget, wanted_mounts
 from slurm_watchdog.agent.logs.job_logs import JobLogs
-from slurm_watchdog.agent.mounts.probing import MountProber, ProbeTarget, wanted_mounts
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.mounts import read_mounts

@@ -18,8 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.commands import Commands, Refused
-from slurm_watchdog.agent.delivery.channel import Proven
-from slurm_watchdog.agent.delivery.replies import parse_reply
+from slurm_watchdog.agent.delivery.channel import Proven, parse_reply
 from slurm_watchdog.agent.delivery.sender import ANSWER_S, Spool, backoff_s
 from slurm_watchdog.agent.workers.request_types import (
     DumpProcessStacks,

@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
+from slurm_watchdog.agent.collectors.collector import job_label
 from slurm_watchdog.agent.collectors.gpu import GPU_VALUES
-from slurm_watchdog.agent.collectors.presentation import job_label
 from slurm_watchdog.agent.metrics import MAX_REQUEST, MAX_ROWS, AgentMetrics, probe_label
 from slurm_watchdog.base.loop import Isolated
 from slurm_watchdog.model.observations import (

@@ -17,22 +17,19 @@ from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses, OrphanMemory
 from slurm_watchdog.agent.logs.open_logs import LogMemory
-from slurm_watchdog.agent.proc.entry import Entry, Stat
-from slurm_watchdog.agent.proc.process_facts import JobMember, JobStep, ProcessFacts
+from slurm_watchdog.agent.proc.entry import Entry, JobMember, JobStep, ProcessFacts, Stat
 from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, SystemCall
 from slurm_watchdog.agent.processes.identity_cache import UnidentifiedProcess
 from slurm_watchdog.agent.processes.jobs_here import JobsMemory
-from slurm_watchdog.agent.processes.process_row import ProcessMemory
-from slurm_watchdog.agent.reload.handover import Handover, read_handover, write_handover
-from slurm_watchdog.agent.reload.reload import COMMANDS_S, Reload
+from slurm_watchdog.agent.processes.reader import ProcessMemory
+from slurm_watchdog.agent.reload.reload import COMMANDS_S, Handover, Reload, read_handover, write_handover
 from slurm_watchdog.agent.reload.settings import NO_CONTROLLER, Settings, settings_of
 from slurm_watchdog.agent.validate_config import validate, why_not
 from slurm_watchdog.agent.workers.answer_types import ConfigCheck
 from slurm_watchdog.agent.workers.child import frame
 from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import Follow
+from slurm_watchdog.agent.workers.request_types import Follow, WorkerState
 from slurm_watchdog.agent.workers.worker import Answer, InheritedWorker
-from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.config.loading import parse_config

@@ -16,8 +16,7 @@ from slurm_watchdog.agent.files.as_owner import (
     remove_kill_switch,
     write_kill_switch,
 )
-from slurm_watchdog.agent.workers.request_types import KillSwitch, ProbeDirectory, SwitchDirectory
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import KillSwitch, ProbeDirectory, SwitchDirectory, WorkerState
 from slurm_watchdog.base.mounts import mount_of, read_mounts
 from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.observations import MountProbe

@@ -20,9 +20,8 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.checkpoints import files
-from slurm_watchdog.agent.checkpoints.completeness import SETTLES_S
-from slurm_watchdog.agent.checkpoints.files import resolve
-from slurm_watchdog.agent.checkpoints.schedule import CACHED_S, MAX_MOVES, SOON_S, CheckpointSchedule
+from slurm_watchdog.agent.checkpoints.files import SETTLES_S, resolve
+from slurm_watchdog.agent.collectors.checkpoint import CACHED_S, MAX_MOVES, SOON_S, CheckpointSchedule
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.workers.answer_types import CheckpointMemory, ScannedCheckpoints, ScannedDirectory
 from slurm_watchdog.agent.workers.pool import WorkerPool

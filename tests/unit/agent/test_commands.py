@@ -11,15 +11,14 @@ from typing import Any, cast
 import pytest
 
 from slurm_watchdog.agent.commands import Commands
-from slurm_watchdog.agent.delivery.replies import MAX_COMMANDS
+from slurm_watchdog.agent.delivery.channel import MAX_COMMANDS
 from slurm_watchdog.agent.files import as_owner
+from slurm_watchdog.agent.files.mount_probing import MountProber
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
 from slurm_watchdog.agent.logs.job_logs import JobLogs
-from slurm_watchdog.agent.mounts.probing import MountProber
 from slurm_watchdog.agent.workers.admission import MAX_WORKERS
 from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import KillSwitch
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import KillSwitch, WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
 from slurm_watchdog.model.protocol import (

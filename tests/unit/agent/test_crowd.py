@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from slurm_watchdog.agent.proc.entry import Entry, Stat
-from slurm_watchdog.agent.proc.process_facts import JobMember, JobStep, ProcessFacts
+from slurm_watchdog.agent.proc.entry import Entry, JobMember, JobStep, ProcessFacts, Stat
 from slurm_watchdog.agent.proc.table import CROWD_AT_ONCE, ProcessTable
 from slurm_watchdog.agent.processes.reader import HELPERS_OF_JOB, RECONSIDER_EVERY, WATCHED, ProcessReader, pick_crowd
 from slurm_watchdog.agent.processes.report_rows import choose

@@ -19,15 +19,13 @@ import msgspec
 import pytest
 
 from slurm_watchdog.agent.context import OWN_TASKS
-from slurm_watchdog.agent.evidence import cores, error_files, flight_recorder, last_lines, node_settings
-from slurm_watchdog.agent.evidence.collection import Collection
-from slurm_watchdog.agent.evidence.merge_dumps import bounded, join_dumps
-from slurm_watchdog.agent.evidence.process_state import parse_kernel_stack, parse_locks
-from slurm_watchdog.agent.evidence.sockets import parse_tcp
+from slurm_watchdog.agent.evidence import found_files, last_lines, node_settings
+from slurm_watchdog.agent.evidence.collection import Collection, bounded, join_dumps
+from slurm_watchdog.agent.evidence.process_state import parse_kernel_stack, parse_locks, parse_tcp
 from slurm_watchdog.agent.helper.requests import Dispatch
 from slurm_watchdog.agent.logs.job_logs import JobLogs
+from slurm_watchdog.agent.proc.entry import ProcessFacts
 from slurm_watchdog.agent.proc.files import read_stat
-from slurm_watchdog.agent.proc.process_facts import ProcessFacts
 from slurm_watchdog.agent.processes.identify import choose, parse_settings
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import FindFiles
@@ -133,14 +131,14 @@ def test_secrets_in_lines_are_masked_and_the_rest_stays() -> None:
         ("core\n", False, [("/w", "core")]),
         ("core.%e.%p\n", True, [("/w", "core.*.*")]),
         ("/var/crash/core-%h-%p", False, [("/var/crash", "core-*-*")]),
-        ("|/usr/lib/systemd/systemd-coredump %P %u", True, [(cores.SYSTEMD_PLACE, "core.*")]),
+        ("|/usr/lib/systemd/systemd-coredump %P %u", True, [(found_files.SYSTEMD_PLACE, "core.*")]),
         ("|/opt/site/handler %P", True, []),
         ("/var/%u/core", True, []),
         ("", True, []),
     ],
 )
 def test_where_core_files_may_lie(pattern: str, uses_pid: bool, expected: list[tuple[str, str]]) -> None:
-    assert cores.places(pattern, ["/w"], uses_pid) == expected
+    assert found_files.places(pattern, ["/w"], uses_pid) == expected
 
 
 def test_a_core_file_is_found_only_if_it_is_one_of_the_owner_and_not_older_than_the_job(
@@ -153,8 +151,8 @@ def test_a_core_file_is_found_only_if_it_is_one_of_the_owner_and_not_older_than_
     os.utime(tmp_path / "core.3", (1, 1))
     (tmp_path / "core.4").symlink_to(tmp_path / "core.1")
     args = finding(places=[(str(tmp_path), "core.*"), ("/does/not/exist", "core")])
-    assert [each.path for each in cores.find_cores(args)] == [str(tmp_path / "core.1")]
-    assert cores.find_cores(msgspec.structs.replace(args, uid=os.getuid() + 1)) == []
+    assert [each.path for each in found_files.find_cores(args)] == [str(tmp_path / "core.1")]
+    assert found_files.find_cores(msgspec.structs.replace(args, uid=os.getuid() + 1)) == []
 
 
 def finding(**fields: Any) -> FindFiles:
@@ -177,16 +175,16 @@ def test_a_flight_recorder_dump_is_read_and_sent_and_one_that_would_run_somethin
     (tmp_path / "trace_1").symlink_to(tmp_path / "trace_0")
     (tmp_path / "trace_2").write_bytes(b"cos\nsystem\n(S'touch %a'\ntR." % str(tmp_path / "ran"))
     args = finding(files=[(f"{tmp_path}/trace_{rank}", rank, 60.0) for rank in range(4)])
-    found, hostile = flight_recorder.read_flight_recorders(args)
+    found, hostile = found_files.read_flight_recorders(args)
     assert (found.rank, zlib.decompress(found.content or b"")) == (0, DUMP.read_bytes())
     assert found.record is not None
     assert found.record.communicators[0].waits[0].name == "all_reduce"
     assert (hostile.record, "names os.system" in (hostile.error or "")) == (None, True)
     assert not (tmp_path / "ran").exists()
-    too_large, _ = flight_recorder.read_flight_recorders(msgspec.structs.replace(args, max_bytes=10))
+    too_large, _ = found_files.read_flight_recorders(msgspec.structs.replace(args, max_bytes=10))
     assert (too_large.content, too_large.record) == (None, found.record)
     assert "stays where it is" in (too_large.error or "")
-    assert flight_recorder.read_flight_recorders(msgspec.structs.replace(args, uid=os.getuid() + 1)) == []
+    assert found_files.read_flight_recorders(msgspec.structs.replace(args, uid=os.getuid() + 1)) == []
 
 
 ERROR_FILE = (Path(__file__).parents[2] / "captures" / "own_words" / "exception.json").read_bytes()
@@ -197,7 +195,7 @@ def test_a_dump_from_a_clock_that_is_ahead_is_kept_for_people_and_tells_nothing_
     dump.write_bytes(DUMP.read_bytes())
     for ahead_s, tells in ((0.5, True), (600.0, False)):
         os.utime(dump, (time.time() + ahead_s, time.time() + ahead_s))
-        (found,) = flight_recorder.read_flight_recorders(finding(files=[(str(dump), 0, 60.0)]))
+        (found,) = found_files.read_flight_recorders(finding(files=[(str(dump), 0, 60.0)]))
         assert (found.record is not None, found.error is None, found.age_s) == (tells, tells, 0.0)
         assert found.content is not None
 
@@ -210,13 +208,13 @@ def test_what_ranks_wrote_of_their_ends_is_read_of_their_owner_alone(tmp_path: P
     (tmp_path / "2" / "stderr.log").symlink_to(tmp_path / "1" / "stderr.log")
     os.utime(tmp_path / "3" / "error.json", (4e9, 4e9))
     asked = finding(error_files=[(f"{tmp_path}/{rank}/error.json", rank) for rank in range(5)])
-    found = error_files.read_error_files(asked)
+    found = found_files.read_error_files(asked)
     assert [(each.rank, each.said) for each in found] == [
         (0, "ValueError: bad shard 17 (train.py:9 in step)"),
         (1, "Fatal Python error: Segmentation fault"),
     ]
     assert all(each.kind == "own_words" and 0 <= each.age_s < 60 for each in found)
-    assert error_files.read_error_files(msgspec.structs.replace(asked, uid=os.getuid() + 1)) == []
+    assert found_files.read_error_files(msgspec.structs.replace(asked, uid=os.getuid() + 1)) == []
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="takes root to become the job's owner")
@@ -236,7 +234,7 @@ def test_a_rank_with_a_pipe_is_asked_for_a_new_dump_and_it_is_waited_for(tmp_pat
     os.utime(dump, (1e9, 1e9))
     os.mkfifo(pipe)
     args = finding(files=[(str(dump), 0, 1e10)], pipes=[(str(pipe), 0)])
-    (old,) = flight_recorder.read_flight_recorders(args)
+    (old,) = found_files.read_flight_recorders(args)
     assert old.record is None  # nobody reads from the pipe: it is not waited for, and not filled
 
     with open(pipe, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as asked:
@@ -246,24 +244,22 @@ def test_a_rank_with_a_pipe_is_asked_for_a_new_dump_and_it_is_waited_for(tmp_pat
             dump.write_bytes(DUMP.read_bytes())
 
         threading.Thread(target=monitor, daemon=True).start()
-        (fresh,) = flight_recorder.read_flight_recorders(args)
+        (fresh,) = found_files.read_flight_recorders(args)
     assert fresh.record is not None
     assert fresh.age_s < 60.0
 
 
 def test_the_pipe_of_a_rank_is_the_one_that_its_environment_names() -> None:
     environ = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/tmp/ask_"}
-    assert flight_recorder.pipe_of(environ, 3) == "/tmp/ask_3.pipe"
-    assert flight_recorder.pipe_of(environ, None) is None
-    assert flight_recorder.pipe_of({"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "ask_"}, 3) is None
+    assert found_files.pipe_of(environ, 3) == "/tmp/ask_3.pipe"
+    assert found_files.pipe_of(environ, None) is None
+    assert found_files.pipe_of({"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "ask_"}, 3) is None
 
 
 def test_where_a_rank_writes_its_flight_recorder_dump() -> None:
-    assert flight_recorder.prefixes({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/d/x_"}) == ["/d/x_"]
-    assert flight_recorder.prefixes({"TORCH_FR_DUMP_TEMP_FILE": "/a_", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/b_"}) == [
-        "/a_"
-    ]
-    assert flight_recorder.prefixes({}) == ["/tmp/nccl_trace_rank_", "~/.cache/torch/comm_lib_trace_rank_"]
+    assert found_files.prefixes({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/d/x_"}) == ["/d/x_"]
+    assert found_files.prefixes({"TORCH_FR_DUMP_TEMP_FILE": "/a_", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/b_"}) == ["/a_"]
+    assert found_files.prefixes({}) == ["/tmp/nccl_trace_rank_", "~/.cache/torch/comm_lib_trace_rank_"]
 
 
 def test_the_end_of_a_log_is_shown_as_a_terminal_would() -> None:

@@ -20,8 +20,7 @@ from slurm_watchdog.agent.helper.requests import (
     check_request,
 )
 from slurm_watchdog.agent.workers.become_user import MIN_UID, become, read_overflow_uids
-from slurm_watchdog.agent.workers.request_types import ListMounts, answer_type
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import ListMounts, WorkerState, answer_type
 from slurm_watchdog.model.observations import Process, Role
 
 USER = 4242

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_watchdog.agent.proc.process_facts import JobMember, ProcessFacts
+from slurm_watchdog.agent.proc.entry import JobMember, ProcessFacts
 from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, SystemCall
 from slurm_watchdog.agent.proc.table import NEW_AT_ONCE, ProcessTable
 from slurm_watchdog.agent.processes.identity_cache import (

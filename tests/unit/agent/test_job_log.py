@@ -20,9 +20,8 @@ from msgspec.structs import replace as replace_value
 from slurm_watchdog.agent.logs import job_logs
 from slurm_watchdog.agent.logs.job_logs import MAX_FILES, JobLogs
 from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import ListOpenLogs
+from slurm_watchdog.agent.workers.request_types import ListOpenLogs, WorkerState
 from slurm_watchdog.agent.workers.worker import Answer
-from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.mounts import Mount, MountNews
 from slurm_watchdog.knowledge.ray_train import WorkerRank

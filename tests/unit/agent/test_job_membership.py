@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_watchdog.agent.proc.job_membership import BY_CLAIM, BY_SLURM, assign, may_hold_a_rank
-from slurm_watchdog.agent.proc.process_facts import (
+from slurm_watchdog.agent.proc.entry import (
     JobMember,
     JobStep,
     ProcessFacts,
     parse_cgroup,
     parse_stepd,
 )
+from slurm_watchdog.agent.proc.job_membership import BY_CLAIM, BY_SLURM, assign, may_hold_a_rank
 from slurm_watchdog.knowledge.launchers import NEVER_A_RANK, RANK_SOURCES
 from slurm_watchdog.knowledge.ray_train import WorkerRank
 from slurm_watchdog.model.observations import Role

@@ -12,12 +12,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_watchdog.agent.evidence import error_files, flight_recorder
-from slurm_watchdog.agent.evidence.error_files import find_files
+from slurm_watchdog.agent.evidence import found_files
+from slurm_watchdog.agent.evidence.found_files import find_files
 from slurm_watchdog.agent.files.job_root import open_in, other_root, roots_of, stat_in
 from slurm_watchdog.agent.proc.files import read_stat
-from slurm_watchdog.agent.workers.request_types import FindFiles
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import FindFiles, WorkerState
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 DUMP = CAPTURES / "flight_recorder" / "missing" / "trace_0"
@@ -74,7 +73,7 @@ def test_the_pipe_in_a_private_tmp_is_written_into_and_the_new_dump_read(tmp_pat
         request = asking(tmp_path, (0, pid), pipe=True)
         before = stat_in(other_root(pid, read_stat(pid).start_ticks), f"{tmp_path}/trace_0").st_mtime_ns
         with roots_of(request.roots) as roots:
-            (found,) = flight_recorder.read_flight_recorders(request, roots)
+            (found,) = found_files.read_flight_recorders(request, roots)
             assert stat_in(roots.of(0), f"{tmp_path}/trace_0").st_mtime_ns > before
     assert found.record is not None
 
@@ -84,7 +83,7 @@ def test_a_process_with_our_root_or_that_has_gone_changes_nothing(tmp_path: Path
     own = os.getpid()
     with roots_of([(None, own, read_stat(own).start_ticks), (0, 2**22 - 1, 5)]) as roots:
         assert (roots.of(None), roots.of(0), roots.of(7)) == (None, None, None)
-        assert len(error_files.read_error_files(asking(tmp_path), roots)) == 1
+        assert len(found_files.read_error_files(asking(tmp_path), roots)) == 1
 
 
 @pytest.fixture
@@ -128,10 +127,10 @@ def test_a_link_at_the_end_and_what_is_outside_of_the_root_is_not_opened(root: i
 def test_of_two_dumps_of_a_rank_that_were_written_together_the_json_is_read(tmp_path: Path) -> None:
     (tmp_path / "trace_0").write_bytes(DUMP.read_bytes())
     (tmp_path / "trace_0.json").write_bytes(JSON.read_bytes())
-    names = flight_recorder.names_of(f"{tmp_path}/trace_", 0)
+    names = found_files.names_of(f"{tmp_path}/trace_", 0)
     request = msgspec.structs.replace(asking(tmp_path), files=[(name, 0, 1e10) for name in names])
-    (found,) = flight_recorder.read_flight_recorders(request)
+    (found,) = found_files.read_flight_recorders(request)
     assert (found.path, found.record is not None) == (f"{tmp_path}/trace_0.json", True)
     os.utime(tmp_path / "trace_0.json", (1.6e9, 1.6e9))
-    (found,) = flight_recorder.read_flight_recorders(request)
+    (found,) = found_files.read_flight_recorders(request)
     assert (found.path, found.record is not None) == (f"{tmp_path}/trace_0", True)

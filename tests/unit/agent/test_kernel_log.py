@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.agent.collectors.kernel_log import MAX_RECENT, MAX_RECORDS, KernelLogReader
-from slurm_watchdog.agent.files import kernel_log_position as position
-from slurm_watchdog.agent.files.kernel_log_position import parse_state
-from slurm_watchdog.agent.kernel.kmsg import MAX_EVENTS, MAX_OF_A_NAME, Deduplicator, KernelClock, KmsgFile
+from slurm_watchdog.agent.collectors import kernel_log as position
+from slurm_watchdog.agent.collectors.kernel_log import MAX_RECENT, MAX_RECORDS, KernelLogReader, parse_state
+from slurm_watchdog.agent.proc.kmsg import MAX_EVENTS, MAX_OF_A_NAME, Deduplicator, KernelClock, KmsgFile
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ReadState, Request, WriteState
 from slurm_watchdog.agent.workers.worker import Answer, Then

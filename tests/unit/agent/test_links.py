@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.collectors.collector import CollectorContext, Sections
-from slurm_watchdog.agent.collectors.link import OLD_S, LinkCollector, with_rates
-from slurm_watchdog.agent.files.links import MAX_LINKS, links_in, parse_rate, parse_speed
+from slurm_watchdog.agent.collectors.link import (
+    MAX_LINKS,
+    OLD_S,
+    LinkCollector,
+    links_in,
+    parse_rate,
+    parse_speed,
+    with_rates,
+)
 from slurm_watchdog.agent.workers.answer_types import LinkCounters
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.model.links import Link

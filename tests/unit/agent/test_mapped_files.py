@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads
-from slurm_watchdog.agent.proc.mapped_files import fault_target, parse_maps
+from slurm_watchdog.agent.processes.open_mounts import fault_target, parse_maps
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.model.observations import CallTarget
 

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.evidence.nccl_ras import ask_ras, find_listeners, ras_port
 from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.workers.answer_types import Listeners
-from slurm_watchdog.agent.workers.request_types import AskRas, FindListeners
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import AskRas, FindListeners, WorkerState
 from slurm_watchdog.model.collective_records import RasAnswer
 
 CAPTURES = Path(__file__).parents[2] / "captures" / "ras"

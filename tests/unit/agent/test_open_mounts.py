@@ -20,12 +20,10 @@ from slurm_watchdog.agent.collectors.mount import (
     MAX_OF_JOB,
     OpenMounts,
 )
-from slurm_watchdog.agent.mounts.probing import MountProber, wanted_mounts
-from slurm_watchdog.agent.proc.mapped_files import read_mapped
-from slurm_watchdog.agent.processes.open_mounts import list_open_mounts, open_paths, points_of
+from slurm_watchdog.agent.files.mount_probing import MountProber, wanted_mounts
+from slurm_watchdog.agent.processes.open_mounts import list_open_mounts, open_paths, points_of, read_mapped
 from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import ListOpenMounts
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import ListOpenMounts, WorkerState
 from slurm_watchdog.base.mounts import Mount, mount_of, read_mounts
 from slurm_watchdog.model.observations import Blocked, Process, Role
 from tests.builders.fake_children import Children

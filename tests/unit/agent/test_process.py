@@ -15,9 +15,8 @@ import msgspec
 import pytest
 
 from slurm_watchdog.agent.proc.blocked_calls import MIN_AT_ONCE, ROUND_TICKS, BlockedThreads
-from slurm_watchdog.agent.proc.entry import Entry, Stat, Status, parse_last_pid, parse_stat, parse_status
+from slurm_watchdog.agent.proc.entry import Entry, ProcessFacts, Stat, Status, parse_last_pid, parse_stat, parse_status
 from slurm_watchdog.agent.proc.files import Files, is_the_kernels, parse_runnable_s, read_runnable_s
-from slurm_watchdog.agent.proc.process_facts import ProcessFacts
 from slurm_watchdog.agent.proc.system_call import (
     BlockedCallHistory,
     SystemCall,

@@ -20,7 +20,7 @@ from slurm_watchdog.agent.processes.owner import parse_uids, refusal_to_look
 from slurm_watchdog.agent.processes.thread_calls import OF_ANYBODY
 from slurm_watchdog.agent.workers.answer_types import Listeners
 from slurm_watchdog.agent.workers.become_user import MIN_UID
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import WorkerState
 from slurm_watchdog.model.evidence import ProcessState
 from slurm_watchdog.model.observations import Process, Role
 from tests.builders.requests import do

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.agent.delivery import replies
-from slurm_watchdog.agent.delivery.channel import Proven
-from slurm_watchdog.agent.delivery.replies import parse_reply
+from slurm_watchdog.agent.delivery import channel
+from slurm_watchdog.agent.delivery.channel import Proven, parse_reply
 from slurm_watchdog.model.protocol import DumpStacks, JobWatch, Reply
 from slurm_watchdog.wire.codec import WireError, encode_reply
 
@@ -45,7 +44,7 @@ def test_an_older_controller_that_does_not_say_what_runs_is_understood() -> None
 @pytest.mark.parametrize(
     "garbage",
     [b"", b"\xff", b"[]", b"null", b"[" * 100_000, b'{"commands": 5}', b'{"commands": [5], "watch": 5}', changed(running=5),
-     b" " * replies.MAX_REPLY_BYTES + b"{}"],
+     b" " * channel.MAX_REPLY_BYTES + b"{}"],
 )  # fmt: skip
 def test_what_is_no_reply_is_refused(garbage: bytes) -> None:
     with pytest.raises(WireError):
@@ -61,9 +60,9 @@ def test_more_than_a_node_can_have_is_cut_off() -> None:
         ),
         commands=tuple(DumpStacks(id=name, job_id="7", restarts=0) for name in names),
     )
-    found = replies.bound(crowd)
-    assert len(found.watch) == replies.MAX_JOBS
-    assert len(found.commands) == replies.MAX_COMMANDS
+    found = channel.bound(crowd)
+    assert len(found.watch) == channel.MAX_JOBS
+    assert len(found.commands) == channel.MAX_COMMANDS
     assert found.commands[0].id == "0"
-    assert {len(each.log_paths) for each in found.watch} == {replies.MAX_LOGS}
-    assert {len(each.checkpoint_directories) for each in found.watch} == {replies.MAX_PLACES}
+    assert {len(each.log_paths) for each in found.watch} == {channel.MAX_LOGS}
+    assert {len(each.checkpoint_directories) for each in found.watch} == {channel.MAX_PLACES}

@@ -16,10 +16,10 @@ import pytest
 from slurm_watchdog.agent.evidence import last_lines, tool
 from slurm_watchdog.agent.processes import identify
 from slurm_watchdog.agent.workers.become_user import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, capabilities
+from slurm_watchdog.agent.workers.child import CPU_S, cpu_budget
 from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.resource_limits import CPU_S, cpu_budget
+from slurm_watchdog.agent.workers.request_types import WorkerState
 from slurm_watchdog.agent.workers.worker import Answer
-from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock, redact
 from slurm_watchdog.base.regex_cost import op as _constants
 from slurm_watchdog.base.regex_cost import parser as _parser

@@ -11,8 +11,7 @@ import pytest
 from slurm_watchdog.agent.collectors.usage import OLD_S, SHARED_EVERY_S, SharedMemories
 from slurm_watchdog.agent.processes.open_mounts import read_shared_memory
 from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import ReadSharedMemory
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import ReadSharedMemory, WorkerState
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.usage import Resource, Usage
 from tests.builders.fake_children import Children

@@ -23,8 +23,7 @@ from slurm_watchdog.agent.evidence.stacks import (
 )
 from slurm_watchdog.agent.evidence.tool import Ran
 from slurm_watchdog.agent.proc.files import read_stat
-from slurm_watchdog.agent.workers.request_types import DumpProcessStacks
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import DumpProcessStacks, WorkerState
 from slurm_watchdog.diagnose.stacks.places import locate
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack

@@ -10,8 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.helper.requests import read_supervisor
-from slurm_watchdog.agent.workers.request_types import ReadSupervisor
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import ReadSupervisor, WorkerState
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView

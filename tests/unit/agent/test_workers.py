@@ -16,9 +16,8 @@ import pytest
 
 from slurm_watchdog.agent.workers.admission import MAX_HUNG_OF_GROUP, MAX_HUNG_OF_USER
 from slurm_watchdog.agent.workers.child import _work_for_ever, child_main, frame
-from slurm_watchdog.agent.workers.child_state import STARVED, STOPPED, Look, hangs_in_call
 from slurm_watchdog.agent.workers.spawner import SpawnerDied
-from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.agent.workers.worker import STARVED, STOPPED, Answer, Look, hangs_in_call
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 from tests.builders.requests import plain_request

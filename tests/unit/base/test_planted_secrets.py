@@ -19,7 +19,7 @@ import pytest
 from slurm_watchdog.agent.evidence.last_lines import clean_end
 from slurm_watchdog.agent.evidence.last_lines import parse_record as parse_kernel_record
 from slurm_watchdog.agent.evidence.stacks import parse_dump
-from slurm_watchdog.agent.logs.events import make_event
+from slurm_watchdog.agent.logs.log_file import make_event
 from slurm_watchdog.agent.processes.identify import parse_settings
 from slurm_watchdog.base.log_setup import MaskingFormatter
 from slurm_watchdog.cli.bundle import bundle_files

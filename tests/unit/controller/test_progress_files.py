@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.agent.checkpoints.schedule import CLOCK_PATTERN, CLOCK_S, CheckpointSchedule
+from slurm_watchdog.agent.collectors.checkpoint import CLOCK_PATTERN, CLOCK_S, CheckpointSchedule
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.workers.answer_types import ScannedClock
 from slurm_watchdog.agent.workers.request_types import Request, ScanCheckpoints

@@ -38,7 +38,7 @@ CHANGES = {
 AGENT = """
 import json, sys, time
 from collections import Counter
-from slurm_watchdog.agent.delivery.connect import connect_in_turn
+from slurm_watchdog.agent.delivery.sender import connect_in_turn
 from slurm_watchdog.agent.delivery.sender import Sender
 from slurm_watchdog.agent.delivery.spool import Spool
 from slurm_watchdog.config.security import Security

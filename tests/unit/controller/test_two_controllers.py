@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from slurm_watchdog.agent.delivery.connect import connect_in_turn
-from slurm_watchdog.agent.delivery.sender import Sender
+from slurm_watchdog.agent.delivery.sender import Sender, connect_in_turn
 from slurm_watchdog.agent.delivery.spool import Spool
 from slurm_watchdog.config.security import Security
 from slurm_watchdog.journal.lease import EXIT_CODE

@@ -28,7 +28,7 @@ from slurm_watchdog_hooks import Heartbeat, KillSwitch, Watchdog, agreement  # n
 from slurm_watchdog.agent.logs.follow import FollowLimits, FollowMemory  # noqa: E402
 from slurm_watchdog.agent.logs.job_logs import JobLogs  # noqa: E402
 from slurm_watchdog.agent.workers.pool import WorkerPool  # noqa: E402
-from slurm_watchdog.agent.workers.worker_state import WorkerState  # noqa: E402
+from slurm_watchdog.agent.workers.request_types import WorkerState  # noqa: E402
 from slurm_watchdog.base import clock  # noqa: E402
 from slurm_watchdog.base.mounts import Mount  # noqa: E402
 from slurm_watchdog.controller.state.progress_clock import LEFT_AFTER_S, apply_step, main_clock  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from slurm_watchdog.agent.collectors.kernel_log import KernelLogReader
-from slurm_watchdog.agent.kernel.kmsg import KmsgFile
+from slurm_watchdog.agent.proc.kmsg import KmsgFile
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.diagnose.kernel_log.block_scan import KernelScan
 from slurm_watchdog.diagnose.kernel_log.verdict import judge_file

@@ -3,7 +3,7 @@ as `slurm-watchdog agent` becomes it by exec.
 
 FD is an inherited descriptor with the settings (see slurm_watchdog.agent.reload.settings), FILE where they
 came from, --handover what the agent before it knew, which this process was until SIGHUP (see
-slurm_watchdog.agent.reload.handover). A fresh interpreter, because memory that was once used for checking a
+slurm_watchdog.agent.reload.reload). A fresh interpreter, because memory that was once used for checking a
 configuration and a command line is never given back.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 
 from slurm_watchdog.base import slim_imports  # noqa: F401  # isort: skip -- before msgspec
-from slurm_watchdog.agent.reload.handover import read_handover
+from slurm_watchdog.agent.reload.reload import read_handover
 from slurm_watchdog.agent.reload.settings import read_settings
 from slurm_watchdog.agent.service import run_agent
 from slurm_watchdog.base import log_setup

@@ -15,7 +15,7 @@ from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.agent.commands import Commands
 from slurm_watchdog.agent.context import make_context
 from slurm_watchdog.agent.processes.report_rows import choose
-from slurm_watchdog.agent.reload.handover import Handover, write_handover
+from slurm_watchdog.agent.reload.reload import Handover, write_handover
 from slurm_watchdog.agent.reload.settings import Settings
 from slurm_watchdog.agent.workers.child import FIRST_TRIM, TRIM_EVERY, give_back_memory
 from slurm_watchdog.agent.workers.spawner import SpawnerDied

@@ -7,19 +7,18 @@ import logging
 import os
 from collections.abc import Iterable
 
+from slurm_watchdog.agent.collectors import kernel_log, link
 from slurm_watchdog.agent.collectors.collector import CollectorContext, Sections
 from slurm_watchdog.agent.evidence import nccl_ras, node_settings
-from slurm_watchdog.agent.files import as_owner, links
-from slurm_watchdog.agent.files import kernel_log_position as position
+from slurm_watchdog.agent.files import as_owner
+from slurm_watchdog.agent.files.mount_probing import MountProber
 from slurm_watchdog.agent.gpu import nvml
-from slurm_watchdog.agent.gpu.open_devices import links_of
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
 from slurm_watchdog.agent.gpu.reader import GpuReader
 from slurm_watchdog.agent.helper.requests import TASKS, Dispatch, Task, tasks_by_name
-from slurm_watchdog.agent.kernel.kmsg import KmsgFile
 from slurm_watchdog.agent.logs.job_logs import JobLogs
-from slurm_watchdog.agent.mounts.probing import MountProber
-from slurm_watchdog.agent.proc.files import Files
+from slurm_watchdog.agent.proc.files import Files, links_of
+from slurm_watchdog.agent.proc.kmsg import KmsgFile
 from slurm_watchdog.agent.processes import identify
 from slurm_watchdog.agent.processes.delegated_proc import DelegatedFiles
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
@@ -27,7 +26,6 @@ from slurm_watchdog.agent.processes.reader import ProcessReader
 from slurm_watchdog.agent.reload.reload import check_config
 from slurm_watchdog.agent.reload.settings import Settings
 from slurm_watchdog.agent.workers.become_user import may_become_others, why_too_mighty
-from slurm_watchdog.agent.workers.helper_client import HelperLink, is_usable
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import (
     AskRas,
@@ -40,6 +38,7 @@ from slurm_watchdog.agent.workers.request_types import (
     ReadState,
     WriteState,
 )
+from slurm_watchdog.agent.workers.spawner import HelperLink, is_usable
 from slurm_watchdog.agent.workers.worker import InheritedWorker
 from slurm_watchdog.base.mounts import read_mounts
 
@@ -52,9 +51,9 @@ OWN_TASKS = tasks_by_name(
     Task(ProbeMountPoint, as_owner.probe_mount),
     Task(NameUsers, identify.name_users),
     Task(ReadGpus, nvml.read_gpus),
-    Task(ReadLinks, links.read_links),
-    Task(ReadState, position.read_state),
-    Task(WriteState, position.write_state),
+    Task(ReadLinks, link.read_links),
+    Task(ReadState, kernel_log.read_state),
+    Task(WriteState, kernel_log.write_state),
     Task(CheckConfig, check_config),
 )
 """Everything that an agent's own workers do: the helper's share too, where there is no helper."""

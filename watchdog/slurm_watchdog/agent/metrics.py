@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import slurm_watchdog
-from slurm_watchdog.agent.collectors.presentation import Family, Series, largest
+from slurm_watchdog.agent.collectors.collector import Family, Series, largest
 from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.loop import Isolated, isolate

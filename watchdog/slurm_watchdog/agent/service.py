@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.agent import Agent
 from slurm_watchdog.agent.processes.exit_watch import Exits
 from slurm_watchdog.agent.processes.report_rows import reduced
-from slurm_watchdog.agent.reload.handover import Handover
-from slurm_watchdog.agent.reload.reload import Reload
+from slurm_watchdog.agent.reload.reload import Handover, Reload
 from slurm_watchdog.agent.reload.settings import NO_CONTROLLER, Settings, become_agent
 from slurm_watchdog.agent.workers.become_user import serve_alone, why_too_mighty
 from slurm_watchdog.agent.workers.spawner import SpawnerDied
@@ -248,8 +247,7 @@ def run_agent(
 
 def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handover | None) -> int:
     # Imported only now: the children, forked long ago, need neither, and their memory counts.
-    from slurm_watchdog.agent.delivery.connect import connect_in_turn
-    from slurm_watchdog.agent.delivery.sender import Sender
+    from slurm_watchdog.agent.delivery.sender import Sender, connect_in_turn
     from slurm_watchdog.agent.delivery.spool import Spool
     from slurm_watchdog.agent.metrics import AgentMetrics
 

@@ -14,8 +14,11 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.checkpoints import files
-from slurm_watchdog.agent.checkpoints.completeness import (
+from slurm_watchdog.agent.checkpoints.files import (
+    DIRECTORY_FLAGS,
     MAX_ENTRIES,
+    MAX_FILES,
+    MAX_FOOTPRINT_FILES,
     WAS_COMPLETE,
     Assessed,
     Scan,
@@ -26,7 +29,6 @@ from slurm_watchdog.agent.checkpoints.completeness import (
     is_newer,
     newest,
 )
-from slurm_watchdog.agent.checkpoints.files import DIRECTORY_FLAGS, MAX_FILES, MAX_FOOTPRINT_FILES
 from slurm_watchdog.agent.workers.answer_types import (
     CheckpointMemory,
     Footprint,
@@ -36,8 +38,7 @@ from slurm_watchdog.agent.workers.answer_types import (
     ScannedDirectory,
     ScannedTracker,
 )
-from slurm_watchdog.agent.workers.request_types import ScanCheckpoints
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import ScanCheckpoints, WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.base.os_errors import describe

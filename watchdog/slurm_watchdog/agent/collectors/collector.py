@@ -1,34 +1,75 @@
 """What a collector is, and what it is given. CONTRIBUTING.md has the steps of adding one.
 
-A collector is asked once in every tick and returns its section of the report. It never blocks: what may hang
-is requested from a worker
-(`context.workers`), and the answer is taken in this tick or a later one. One that raises leaves its section
-empty; the others continue.
+A collector is asked once in every tick and returns its section of the report. It never blocks: what may hang is
+requested from a worker (`context.workers`), and the answer is taken in this tick or a later one. One that raises leaves
+its section empty; the others continue.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from slurm_watchdog.agent.collectors.presentation import Counters, Family
-from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
-from slurm_watchdog.agent.gpu.reader import GpuReader
-from slurm_watchdog.agent.kernel.kmsg import KmsgFile
-from slurm_watchdog.agent.logs.job_logs import JobLogs
-from slurm_watchdog.agent.mounts.probing import MountProber
-from slurm_watchdog.agent.processes.jobs_here import JobsHere
-from slurm_watchdog.agent.processes.reader import ProcessReader
-from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base.loop import Isolated, isolate
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.config.agent import Agent
 from slurm_watchdog.model.report import Report
+
+if TYPE_CHECKING:
+    from slurm_watchdog.agent.files.mount_probing import MountProber
+    from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
+    from slurm_watchdog.agent.gpu.reader import GpuReader
+    from slurm_watchdog.agent.logs.job_logs import JobLogs
+    from slurm_watchdog.agent.proc.kmsg import KmsgFile
+    from slurm_watchdog.agent.processes.jobs_here import JobsHere
+    from slurm_watchdog.agent.processes.reader import ProcessReader
+    from slurm_watchdog.agent.workers.pool import WorkerPool
+    from slurm_watchdog.config.agent import Agent
+
+JOB_ID = re.compile(r"\d{1,12}(_\d{1,12})?")
+Series = tuple[tuple[str, ...], float]  # Values of the labels, in their order, and the value.
+
+
+class Family(NamedTuple):
+    """One metric with its series. No label holds a pid or a user's text."""
+
+    name: str  # Without the prefix that all metrics have; ends in its unit.
+    help: str
+    labels: tuple[str, ...] = ()
+    series: Iterable[Series] = ()
+
+    @property
+    def kind(self) -> str:
+        return "counter" if self.name.endswith("_total") else "gauge"
+
+
+class Counters(Protocol):
+    """What adds up, or stays, over the reports of one agent, for the metrics of one collector."""
+
+    def update(self, report: Report) -> None:
+        """Takes over one report; called once a tick."""
+
+    def families(self, report: Report) -> Iterable[Family]:
+        """Every metric, without series too; `report` is the last one. May run in any thread."""
+
+
+def job_label(job_id: str) -> str:
+    """A job's number as a label; `other` for what is none, for a process may claim anything in its environment."""
+    return job_id if JOB_ID.fullmatch(job_id) else "other"
+
+
+def largest(pairs: Iterable[tuple[tuple[str, ...], float]]) -> list[Series]:
+    """One series for each combination of labels: its largest value."""
+    found: dict[tuple[str, ...], float] = {}
+    for labels, value in pairs:
+        found[labels] = max(found.get(labels, 0.0), value)
+    return sorted(found.items())
+
 
 S = TypeVar("S", bound=Struct)
 

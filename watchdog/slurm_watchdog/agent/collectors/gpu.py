@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from slurm_watchdog.agent.collectors.collector import Collector, CollectorSpec, Problem
-from slurm_watchdog.agent.collectors.presentation import (
+from slurm_watchdog.agent.collectors.collector import (
+    Collector,
+    CollectorSpec,
     Family,
+    Problem,
     Series,
     job_label,
 )

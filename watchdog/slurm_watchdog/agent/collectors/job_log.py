@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec
-from slurm_watchdog.agent.collectors.presentation import Family
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec, Family
 from slurm_watchdog.agent.logs.open_logs import LogMemory
 from slurm_watchdog.model.report import LogSection, ProcessSection, Report
 

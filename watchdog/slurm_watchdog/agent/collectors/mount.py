@@ -1,4 +1,4 @@
-"""Filesystems that jobs use: see slurm_watchdog.agent.mounts.probing, which has them probed.
+"""Filesystems that jobs use: see slurm_watchdog.agent.files.mount_probing, which has them probed.
 
 Sees: whether each filesystem that jobs use answers
 From: `statx` that asks the server; with `agent.mount_probe_write` a 4 KiB file as a job's owner, read back
@@ -14,9 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec
-from slurm_watchdog.agent.collectors.presentation import Family, largest
-from slurm_watchdog.agent.mounts.probing import ProbeTarget, wanted_mounts
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec, Family, largest
+from slurm_watchdog.agent.files.mount_probing import ProbeTarget, wanted_mounts
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ListOpenMounts
 from slurm_watchdog.agent.workers.worker import Answer

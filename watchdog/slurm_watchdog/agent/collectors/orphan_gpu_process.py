@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec, Family
 from slurm_watchdog.agent.collectors.gpu import GPU
-from slurm_watchdog.agent.collectors.presentation import Family
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanMemory
 from slurm_watchdog.model.report import GpuSection, OrphanGpuProcessSection, Report
 

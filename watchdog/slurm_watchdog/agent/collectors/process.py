@@ -14,13 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec, Problem
-from slurm_watchdog.agent.collectors.presentation import (
+from slurm_watchdog.agent.collectors.collector import (
+    Collector,
+    CollectorContext,
+    CollectorSpec,
     Family,
+    Problem,
     job_label,
     largest,
 )
-from slurm_watchdog.agent.processes.process_row import ProcessMemory
+from slurm_watchdog.agent.processes.reader import ProcessMemory
 from slurm_watchdog.model.report import ProcessSection, Report
 
 

@@ -13,8 +13,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec, Problem
-from slurm_watchdog.agent.collectors.presentation import Family, job_label
+from slurm_watchdog.agent.collectors.collector import (
+    Collector,
+    CollectorContext,
+    CollectorSpec,
+    Family,
+    Problem,
+    job_label,
+)
 from slurm_watchdog.agent.workers.answer_types import SupervisorFile
 from slurm_watchdog.agent.workers.request_types import ReadSupervisor
 from slurm_watchdog.agent.workers.worker import Answer

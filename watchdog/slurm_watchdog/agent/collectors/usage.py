@@ -18,8 +18,14 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec
-from slurm_watchdog.agent.collectors.presentation import Family, job_label, largest
+from slurm_watchdog.agent.collectors.collector import (
+    Collector,
+    CollectorContext,
+    CollectorSpec,
+    Family,
+    job_label,
+    largest,
+)
 from slurm_watchdog.agent.proc.control_groups import ROOT, Read, parse_number, parse_pressure, pressures_of, usages_of
 from slurm_watchdog.agent.proc.files import count_open_files, read_file
 from slurm_watchdog.agent.workers.pool import WorkerPool

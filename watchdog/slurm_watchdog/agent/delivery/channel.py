@@ -7,16 +7,22 @@ slurm_watchdog.agent.delivery.munge_connection.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from slurm_watchdog.identity.secret_files import TlsFiles
 from slurm_watchdog.identity.transport import check_peer
+from slurm_watchdog.model.protocol import JobWatch, Reply
+from slurm_watchdog.wire.codec import WireError, decode_reply
 from slurm_watchdog.wire.http_client import Connection, Response
 
+UNIX = "unix:"  # What `controller_url` begins with where it names a socket; `slurm-watchdog run` sets it, no file can.
 SERVER_ERROR = 500  # From here on it is about the controller, not about the report (RFC 9110, 15.6).
 
 
@@ -114,3 +120,48 @@ def unix_channel(path: str, max_body: int, own_uid: int | None = None) -> Direct
         return sock
 
     return DirectChannel(Connection("http://localhost", max_body, connect))
+
+
+log = logging.getLogger(__name__)
+
+MAX_REPLY_BYTES = 1024**2  # 512 jobs with 2 kB each.
+MAX_JOBS = 512  # Watched on one node: there is no node with more CPUs to give away one by one.
+MAX_LOGS = 64  # Named by the controller for one job; it names two.
+MAX_PLACES = 16  # Directories and trackers of checkpoints of one job.
+MAX_COMMANDS = 256  # In one reply, and waiting to be carried out.
+
+
+def parse_reply(answer: Proven) -> Reply:
+    """The reply in an answer of the controller, of which nothing exceeds the bounds above. Raises WireError.
+
+    Commands of a kind that this release does not know are left out: the rest of the reply is still good.
+    """
+    data = answer.body
+    if len(data) > MAX_REPLY_BYTES:
+        raise WireError(f"reply of {len(data)} bytes: the limit is {MAX_REPLY_BYTES}")
+    return bound(decode_reply(data))
+
+
+def bound(reply: Reply) -> Reply:
+    """`reply`, cut to what one agent can do. What is left out is said in the log: it is a mistake, or an attack."""
+    watch = tuple(_bound_job(each) for each in reply.watch[:MAX_JOBS])
+    commands = reply.commands[:MAX_COMMANDS]
+    if len(watch) < len(reply.watch) or len(commands) < len(reply.commands):
+        log.warning(
+            "the controller named %d jobs and %d commands: the first %d and %d are taken",
+            len(reply.watch), len(reply.commands), len(watch), len(commands),
+        )  # fmt: skip
+    if watch == reply.watch and commands == reply.commands:
+        return reply
+    return replace(reply, watch=watch, commands=commands)
+
+
+def _bound_job(watch: JobWatch) -> JobWatch:
+    return replace(
+        watch,
+        log_paths=watch.log_paths[:MAX_LOGS],
+        log_offsets=watch.log_offsets[:MAX_LOGS],
+        checkpoint_trackers=watch.checkpoint_trackers[:MAX_PLACES],
+        checkpoint_directories=watch.checkpoint_directories[:MAX_PLACES],
+        progress_files=watch.progress_files[:MAX_PLACES],
+    )

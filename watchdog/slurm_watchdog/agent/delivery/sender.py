@@ -14,19 +14,29 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from slurm_watchdog.agent.delivery.channel import Channel, Proven
-from slurm_watchdog.agent.delivery.replies import parse_reply
+from slurm_watchdog.agent.delivery.channel import (
+    MAX_REPLY_BYTES,
+    UNIX,
+    Channel,
+    InTurn,
+    Proven,
+    parse_reply,
+    tls_channel,
+    unix_channel,
+)
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
 from slurm_watchdog.base import clock
+from slurm_watchdog.config.security import Security
+from slurm_watchdog.identity.secret_files import TlsFiles
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import WireError, encode_report
 from slurm_watchdog.wire.delta import changes_between, delta_base
-from slurm_watchdog.wire.http_client import Response
+from slurm_watchdog.wire.http_client import Connection, Response
 from slurm_watchdog.wire.printable import printable
 
 log = logging.getLogger(__name__)
@@ -59,6 +69,24 @@ def encode(report: Report) -> bytes:
         return encode_report(report)
     except UnicodeEncodeError:
         return encode_report(printable(report))
+
+
+def connect_in_turn(urls: Sequence[str], security: Security, node: str) -> Channel:
+    """A channel to that of several controllers which takes reports; no traffic yet."""
+    return InTurn([connect(url, security, node) for url in urls])
+
+
+def connect(url: str, security: Security, node: str) -> Channel:
+    """A channel of `node` to the controller at `url`; no traffic yet."""
+    if url.startswith(UNIX):
+        return unix_channel(url.removeprefix(UNIX), MAX_REPLY_BYTES)
+    if security.identity() == "tls":
+        return tls_channel(url, MAX_REPLY_BYTES, TlsFiles(security.tls_directory, "agent"))
+    # Only here: the other agents do without its memory.
+    from slurm_watchdog.agent.delivery.munge_connection import Munge, ProvenConnection
+
+    encode = Munge(security.controller_user, security.munge_socket).encode
+    return ProvenConnection(Connection(url, MAX_REPLY_BYTES), node, encode)
 
 
 class Rejected(Exception):

@@ -8,7 +8,7 @@ in a fresh one.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,8 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.collectors.collector import CollectorContext
-from slurm_watchdog.agent.evidence import cores
-from slurm_watchdog.agent.evidence.error_files import KIND as OWN_WORDS
-from slurm_watchdog.agent.evidence.flight_recorder import names_of, pipe_of, prefixes
-from slurm_watchdog.agent.evidence.merge_dumps import bounded, join_dumps
+from slurm_watchdog.agent.evidence.found_files import KIND as OWN_WORDS
+from slurm_watchdog.agent.evidence.found_files import names_of, pipe_of, places, prefixes, read_pattern
 from slurm_watchdog.agent.evidence.nccl_ras import ADDRESS_VARIABLE, ras_port
 from slurm_watchdog.agent.evidence.stacks import choose
 from slurm_watchdog.agent.proc.files import read_file
@@ -39,9 +37,18 @@ from slurm_watchdog.agent.workers.worker import Answer, Value
 from slurm_watchdog.base.mounts import mount_of
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.collective_records import RasAnswer
-from slurm_watchdog.model.evidence import FoundFile, NodeEvidence, ProcessStack, ProcessState, RankEvidence
+from slurm_watchdog.model.evidence import (
+    FoundFile,
+    NodeEvidence,
+    ProcessStack,
+    ProcessState,
+    RankEvidence,
+    StackDump,
+    ThreadStack,
+)
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.protocol import CollectEvidence
+from slurm_watchdog.wire.printable import printable
 
 RAS = "NCCL's RAS"
 PROCESSES, NODE, KERNEL = "evidence:processes", "evidence:node", "evidence:kernel"
@@ -257,13 +264,13 @@ class Collection(msgspec.Struct):
             roots.append((process.rank, process.pid, process.start_ticks))
             if known is not None and known.cwd and self._may_touch(known.cwd):
                 directories[known.cwd] = None
-        pattern, uses_pid = cores.read_pattern()
+        pattern, uses_pid = read_pattern()
         words = self.context.processes.error_files_of(self.command.job_id)
         request = FindFiles(
             files=wanted[:MAX_FILES],
             uid=owner,
             max_bytes=FILES_BYTES,
-            places=cores.places(pattern, list(directories), uses_pid),
+            places=places(pattern, list(directories), uses_pid),
             max_age_s=oldest_s + 60.0,
             pipes=pipes[:MAX_RANKS],
             roots=roots[:MAX_RANKS],
@@ -332,3 +339,91 @@ class Collection(msgspec.Struct):
             sockets_seen=seen.sockets_seen, environment=tuple(sorted(settings)), status=seen.status,
             problems=(*seen.problems, seen.error) if seen.error else seen.problems,
         )  # fmt: skip
+
+
+MAX_NODE_BYTES = 3 << 20  # As JSON. A report may have 8 MiB (see slurm_watchdog.wire.codec), and holds more than this.
+FEW_THREADS = 8
+FEW_FRAMES = 40
+
+
+def join_dumps(dumps: Sequence[tuple[float, ProcessStack | None]]) -> tuple[StackDump, ...]:
+    """The dumps of one process, oldest first, (seconds after the first, stack); of each but the first only
+    what changed."""
+    joined: list[StackDump] = []
+    before: dict[int, ThreadStack] = {}
+    for after_s, stack in dumps:
+        if stack is None:
+            joined.append(StackDump(after_s=after_s, error="it was not dumped"))
+            continue
+        same = tuple(t.thread_id for t in stack.threads if before.get(t.thread_id) == t)
+        joined.append(
+            picked(
+                StackDump,
+                stack,
+                *("error", "state", "cpu_s", "main_cpu_s"),
+                after_s=after_s,
+                threads=tuple(t for t in stack.threads if before.get(t.thread_id) != t),
+                unchanged=same,
+            )
+        )
+        if stack.threads:
+            before = {thread.thread_id: thread for thread in stack.threads}
+    return tuple(joined)
+
+
+def bounded(evidence: NodeEvidence, limit: int = MAX_NODE_BYTES) -> NodeEvidence:
+    """`evidence` in at most `limit` bytes of JSON, as far as leaving things out can do it; what went is said
+    in `problems`. Names of files that are no UTF-8 have their odd bytes replaced."""
+    steps: tuple[tuple[str, Callable[[NodeEvidence], NodeEvidence]], ...] = (
+        ("Flight Recorder dumps stay on the node", _without_contents),
+        ("and what they say is left out", _without_records),
+        ("only the first threads of each process were kept", _with_few_threads),
+        ("environment, sockets and the lines of logs were left out", _without_details),
+        (
+            "only stacks of ranks were kept",
+            lambda e: replace(e, ranks=tuple(r for r in e.ranks if r.role == "rank")),
+        ),
+    )
+    try:
+        size = len(msgspec.json.encode(evidence))
+    except UnicodeEncodeError:
+        evidence = printable(evidence)
+        size = len(msgspec.json.encode(evidence))
+    for what, step in steps:
+        if size <= limit:
+            break
+        evidence = replace(step(evidence), problems=(*evidence.problems, f"too much for one report: {what}"))
+        size = len(msgspec.json.encode(evidence))
+    return evidence
+
+
+def _without_contents(evidence: NodeEvidence) -> NodeEvidence:
+    return replace(evidence, files=tuple(replace(each, content=None) for each in evidence.files))
+
+
+def _without_records(evidence: NodeEvidence) -> NodeEvidence:
+    return replace(evidence, files=tuple(replace(each, record=None) for each in evidence.files))
+
+
+def _with_few_threads(evidence: NodeEvidence) -> NodeEvidence:
+    return replace(evidence, ranks=tuple(replace(each, dumps=_few(each)) for each in evidence.ranks))
+
+
+def _few(rank: RankEvidence) -> tuple[StackDump, ...]:
+    def order(thread: ThreadStack) -> bool:
+        return thread.name != "MainThread" and thread.thread_id != rank.pid
+
+    return tuple(
+        replace(
+            dump,
+            threads=tuple(
+                replace(t, frames=t.frames[:FEW_FRAMES]) for t in sorted(dump.threads, key=order)[:FEW_THREADS]
+            ),
+        )
+        for dump in rank.dumps
+    )
+
+
+def _without_details(evidence: NodeEvidence) -> NodeEvidence:
+    ranks = tuple(replace(each, environment=(), sockets=(), status=()) for each in evidence.ranks)
+    return replace(evidence, ranks=ranks, log_lines=(), kernel_lines=())

@@ -7,11 +7,10 @@ import os
 from collections import deque
 
 from slurm_watchdog.agent.files.safe_open import open_log
-from slurm_watchdog.agent.kernel.kmsg import BUFFER_BYTES
 from slurm_watchdog.agent.logs.follow import FollowMemory
+from slurm_watchdog.agent.proc.kmsg import BUFFER_BYTES
 from slurm_watchdog.agent.workers.answer_types import LogEnd
-from slurm_watchdog.agent.workers.request_types import LastKernelLines, LastLines
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import LastKernelLines, LastLines, WorkerState
 from slurm_watchdog.base.descriptors import closing, opened
 from slurm_watchdog.base.redact import MARGIN, mask_cut, mask_lines
 

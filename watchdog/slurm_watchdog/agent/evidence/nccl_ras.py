@@ -11,12 +11,11 @@ import os
 import re
 import socket
 
-from slurm_watchdog.agent.evidence.sockets import Tables
+from slurm_watchdog.agent.evidence.process_state import Tables
 from slurm_watchdog.agent.proc.files import read_links, read_stat
 from slurm_watchdog.agent.processes.owner import check_process
 from slurm_watchdog.agent.workers.answer_types import Listeners
-from slurm_watchdog.agent.workers.request_types import AskRas, FindListeners
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import AskRas, FindListeners, WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.collective_records import RasAnswer
 from slurm_watchdog.parse.nccl_ras import MAX_BYTES, parse_ras

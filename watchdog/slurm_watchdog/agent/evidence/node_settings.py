@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from slurm_watchdog.agent.workers.request_types import ReadNodeSettings
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import ReadNodeSettings, WorkerState
 
 MAX_PORTS = 32
 PLAIN_FILES = {

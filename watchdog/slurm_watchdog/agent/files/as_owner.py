@@ -16,8 +16,8 @@ from slurm_watchdog.agent.workers.request_types import (
     PrepareDirectory,
     ProbeDirectory,
     SwitchDirectory,
+    WorkerState,
 )
-from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import closing, opened
 from slurm_watchdog.base.mounts import mount_of, read_mounts

@@ -20,8 +20,7 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.gpu.nvml_events import EventSet
 from slurm_watchdog.agent.gpu.nvml_health import read_health
 from slurm_watchdog.agent.workers.answer_types import GpuProcesses, GpuReading, GpuRow
-from slurm_watchdog.agent.workers.request_types import ReadGpus
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import ReadGpus, WorkerState
 from slurm_watchdog.base import clock
 
 # How much of a GPU works, by NVML's GPM (GPU Performance Monitoring: Hopper and later), for the NVML child.

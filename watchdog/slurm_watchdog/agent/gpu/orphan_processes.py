@@ -20,10 +20,16 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.gpu.open_devices import DEVICES, gpu_pattern, links_of, other_thread
-from slurm_watchdog.agent.proc.entry import Entry
-from slurm_watchdog.agent.proc.files import is_in_first_pid_namespace, is_the_kernels, read_file
-from slurm_watchdog.agent.proc.process_facts import Key
+from slurm_watchdog.agent.proc.entry import Entry, Key
+from slurm_watchdog.agent.proc.files import (
+    DEVICES,
+    gpu_pattern,
+    is_in_first_pid_namespace,
+    is_the_kernels,
+    links_of,
+    other_thread,
+    read_file,
+)
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import NameUsers
 from slurm_watchdog.agent.workers.worker import Answer

@@ -16,10 +16,9 @@ from msgspec import UNSET
 
 from slurm_watchdog.agent.gpu.nvml import HEALTH, PROCESSES
 from slurm_watchdog.agent.workers.answer_types import GpuHealthRow, GpuProcesses, GpuReading, GpuRow
-from slurm_watchdog.agent.workers.child_state import STARVED, STOPPED
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ReadGpus
-from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.agent.workers.worker import STARVED, STOPPED, Answer
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.observations import FaultSeverity, Gpu, NodeEvent

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from slurm_watchdog.agent.checkpoints import scan
-from slurm_watchdog.agent.evidence import error_files, last_lines, nccl_ras, process_state, stacks
+from slurm_watchdog.agent.evidence import found_files, last_lines, nccl_ras, process_state, stacks
 from slurm_watchdog.agent.files import as_owner
 from slurm_watchdog.agent.files.safe_open import open_log
 from slurm_watchdog.agent.logs import follow
@@ -52,9 +52,9 @@ from slurm_watchdog.agent.workers.request_types import (
     ScanCheckpoints,
     SignalProcess,
     SwitchDirectory,
+    WorkerState,
     WriteSwitch,
 )
-from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import closing
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, RUN_NAME, is_absolute_path, problem_of_path
@@ -155,7 +155,7 @@ TASKS = tasks_by_name(
     Task(Follow, follow.follow, as_owner=True, paths=lambda args: (each[1] for each in (*args.files, *args.globs))),
     Task(LastLines, last_lines.last_lines, as_owner=True, paths=lambda args: (path for _, path in args.files)),
     Task(
-        FindFiles, error_files.find_files, as_owner=True, check=_check_find,
+        FindFiles, found_files.find_files, as_owner=True, check=_check_find,
         paths=lambda args: (
             *(path.removeprefix("~") for path, _, _ in args.files), *(place for place, _ in args.places),
             *(path for path, _ in (*args.pipes, *args.error_files)),

@@ -28,7 +28,7 @@ from slurm_watchdog.agent.helper.requests import (
     Task,
     check_user,
 )
-from slurm_watchdog.agent.kernel.kmsg import KmsgFile
+from slurm_watchdog.agent.proc.kmsg import KmsgFile
 from slurm_watchdog.agent.workers.child import decode, encode, fork_worker, say_no_start
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.os_errors import describe

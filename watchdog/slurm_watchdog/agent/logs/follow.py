@@ -19,12 +19,10 @@ from itertools import islice
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.logs.events import condense
-from slurm_watchdog.agent.logs.log_file import LogFollower
+from slurm_watchdog.agent.logs.log_file import LogFollower, condense
 from slurm_watchdog.agent.logs.position import FilePosition, Identity
 from slurm_watchdog.agent.workers.answer_types import FollowedFile, FollowedLogs
-from slurm_watchdog.agent.workers.request_types import Follow
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import Follow, WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.model.observations import Event

@@ -12,13 +12,14 @@ import re
 from collections import deque
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
+from math import isfinite
 
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.files.safe_open import check_regular, open_log
-from slurm_watchdog.agent.logs.events import condense, make_event
 from slurm_watchdog.agent.logs.position import ANCHOR, FilePosition, Identity, LineBuffer, again, goes_on
 from slurm_watchdog.base.os_errors import describe
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.diagnose.logs.timestamps import stamp_of
 from slurm_watchdog.knowledge.frameworks import recognise
 from slurm_watchdog.knowledge.progress_patterns import Pattern
@@ -28,6 +29,53 @@ from slurm_watchdog.parse.training_log.block_scan import Scan, ShapeMemory, scan
 from slurm_watchdog.parse.training_log.fact import LogFact
 from slurm_watchdog.parse.training_log.learned_format import KNOWN_AFTER, Learner
 from slurm_watchdog.parse.training_log.line import parse_line
+from slurm_watchdog.parse.training_log.text import kept_line
+
+MAX_EVENTS = 50  # Of each kind, a file and a report.
+
+
+def make_event(line: str, fact: LogFact, age_s: float) -> Event:
+    """`line`, which was written `age_s` ago, and what it says; without job and source, which the agent adds.
+
+    A loss that is NaN or infinite has a field of its own: JSON has no word for it.
+    """
+    loss = fact.loss if fact.loss is None or isfinite(fact.loss) else None
+    return picked(
+        Event, fact, job_id="", source="", age_s=age_s, line=kept_line(line), loss=loss,
+        loss_is_no_number=loss is not fact.loss,
+        written_s=_written_s(line) if fact.kind is EventKind.PROGRESS and fact.step_s is None else None,
+    )  # fmt: skip
+
+
+def _written_s(line: str) -> float | None:
+    stamp = stamp_of(line.lstrip())
+    return None if stamp is None else stamp.seconds
+
+
+def condense(events: list[Event], limit: int = MAX_EVENTS) -> tuple[list[Event], int]:
+    """At most `limit` events of each kind, in order, and how many were left out.
+
+    Of progress the last and an even choice of the others stay. Of errors, phases and checkpoints the first of
+    each pattern, for one cause may stand in the middle of another's consequences, and the last; then the
+    first that each rank says of a pattern, for who is silent in a cascade is what matters; then the first
+    ones.
+    """
+    if len(events) <= limit:
+        return events, 0
+    keep: set[int] = set()
+    for kind in EventKind:
+        at = [index for index, event in enumerate(events) if event.kind is kind]
+        if len(at) > limit:
+            if kind is EventKind.PROGRESS:
+                at = [at[(place + 1) * len(at) // limit - 1] for place in range(limit)]
+            else:
+                firsts = {events[index].pattern: index for index in reversed(at)}
+                of_ranks = {(events[index].pattern, events[index].rank): index for index in reversed(at)}
+                order = dict.fromkeys([*sorted(firsts.values()), at[-1], *sorted(of_ranks.values()), *at])
+                at = list(order)[:limit]
+        keep.update(at)
+    return [event for index, event in enumerate(events) if index in keep], len(events) - len(keep)
+
 
 READ = 256 * 1024  # Bytes of one read: the files of a child are read in turns of this size.
 BACKLOG = 64 * 1024  # Where a file is opened in the middle of its life: enough for the last steps of any framework.

@@ -1,1 +1,1 @@
-"""Files of /proc, parsed: status, system calls, mappings. Reading one never blocks unless its docstring says so."""
+"""What the kernel shows: files of /proc, parsed, and its log. Reading one never blocks unless its docstring says so."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.proc.process_facts import JobStep, parse_cgroup
+from slurm_watchdog.agent.proc.entry import JobStep, parse_cgroup
 from slurm_watchdog.model.usage import Pressure, Resource, Usage
 
 ROOT = "/sys/fs/cgroup"

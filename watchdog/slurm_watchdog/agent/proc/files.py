@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 
-from slurm_watchdog.agent.proc.entry import Stat, parse_stat
-from slurm_watchdog.agent.proc.process_facts import JobStep, parse_cgroup
+from slurm_watchdog.agent.proc.entry import JobStep, Stat, parse_cgroup, parse_stat
 from slurm_watchdog.agent.proc.system_call import parse_syscall
 from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.knowledge.syscalls import name_of
@@ -155,3 +155,22 @@ def _reads_own_namespace() -> bool:
         return os.readlink("/proc/self") == str(os.getpid())
     except OSError:
         return False
+
+
+DEVICES = "/dev/nvidia"
+"""What the name of a GPU's device begins with; its number follows. nvidiactl, nvidia-uvm and nvidia-caps are no GPU."""
+
+
+def links_of(pid: int, thread: int) -> tuple[int, list[str]]:
+    """How many files are open, and the names of those that could be read. Raises OSError."""
+    return read_links(f"/proc/{pid}/task/{thread}/fd")
+
+
+def other_thread(pid: int) -> int:
+    """A thread of the process that is not its main one; the main one where there is no other. Raises OSError."""
+    return next((int(name) for name in os.listdir(f"/proc/{pid}/task") if int(name) != pid), pid)
+
+
+def gpu_pattern(devices: str = DEVICES) -> re.Pattern[str]:
+    """For the link of a GPU's device, its number in group 1; the file may have been removed since."""
+    return re.compile(re.escape(devices) + r"(\d+)(?: \(deleted\))?")

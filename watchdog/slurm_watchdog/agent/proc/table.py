@@ -22,6 +22,7 @@ from slurm_watchdog.agent.proc.entry import (
     HANGS,
     KERNEL_THREAD,
     Entry,
+    ProcessFacts,
     Stat,
     Status,
     parse_last_pid,
@@ -37,7 +38,6 @@ from slurm_watchdog.agent.proc.files import (
     read_file,
     read_stat,
 )
-from slurm_watchdog.agent.proc.process_facts import ProcessFacts
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.model.observations import BY_SLURM
 

@@ -15,12 +15,11 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.proc import mapped_files
-from slurm_watchdog.agent.proc.entry import parse_status
+from slurm_watchdog.agent.proc.entry import as_slurm_job, parse_status
 from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.proc.job_membership import may_hold_a_rank
-from slurm_watchdog.agent.proc.process_facts import as_slurm_job
 from slurm_watchdog.agent.proc.system_call import int32, parse_syscall
+from slurm_watchdog.agent.processes.open_mounts import read_fault
 from slurm_watchdog.agent.processes.owner import check_process, read_refusal
 from slurm_watchdog.agent.workers.answer_types import IdentifiedProcess, ResolvedCall
 from slurm_watchdog.agent.workers.request_types import (
@@ -30,8 +29,8 @@ from slurm_watchdog.agent.workers.request_types import (
     ListOpenLogs,
     NameUsers,
     ResolveCalls,
+    WorkerState,
 )
-from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.base.mounts import Mount, mount_of, read_mounts, strip_deleted
 from slurm_watchdog.base.redact import MARGIN, masked_value
@@ -199,7 +198,7 @@ def _resolve(call: BlockedCall, worker: WorkerState) -> CallTarget:
     check_process(pid, worker)
     began = read_stat(pid).start_ticks
     if syscall == PAGE_FAULT:
-        return mapped_files.read_fault(task)
+        return read_fault(task)
     if syscall in PATH_ARGUMENT:
         _check_in_call(call)
         directory, place = PATH_ARGUMENT[syscall]

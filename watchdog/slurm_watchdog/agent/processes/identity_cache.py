@@ -19,9 +19,8 @@ from typing import Any
 
 import msgspec
 
-from slurm_watchdog.agent.proc.entry import Entry, parse_status
+from slurm_watchdog.agent.proc.entry import Entry, ProcessFacts, parse_status, parse_stepd
 from slurm_watchdog.agent.proc.files import owner_of, read_file, read_stat
-from slurm_watchdog.agent.proc.process_facts import ProcessFacts, parse_stepd
 from slurm_watchdog.agent.proc.system_call import BlockedCallHistory
 from slurm_watchdog.agent.proc.table import NEW_AT_ONCE, ProcessTable
 from slurm_watchdog.agent.workers.answer_types import IdentifiedProcess, ResolvedCall

@@ -12,7 +12,7 @@ import errno
 import os
 
 from slurm_watchdog.agent.workers.become_user import refusal_as
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import WorkerState
 
 
 def parse_uids(status: bytes) -> tuple[int, ...]:

@@ -20,14 +20,19 @@ from collections.abc import Iterator
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.gpu.open_devices import DEVICES, gpu_pattern, links_of, other_thread
-from slurm_watchdog.agent.proc.entry import KERNEL_THREAD, Stat
-from slurm_watchdog.agent.proc.files import read_file, read_stat, read_words
-from slurm_watchdog.agent.proc.process_facts import parse_cgroup, parse_stepd
+from slurm_watchdog.agent.proc.entry import KERNEL_THREAD, Stat, parse_cgroup, parse_stepd
+from slurm_watchdog.agent.proc.files import (
+    DEVICES,
+    gpu_pattern,
+    links_of,
+    other_thread,
+    read_file,
+    read_stat,
+    read_words,
+)
 from slurm_watchdog.agent.processes.owner import parse_uids
 from slurm_watchdog.agent.workers.become_user import refusal_as
-from slurm_watchdog.agent.workers.request_types import SignalProcess
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import SignalProcess, WorkerState
 from slurm_watchdog.base.descriptors import closing
 from slurm_watchdog.base.mounts import strip_deleted
 from slurm_watchdog.base.os_errors import describe

@@ -2,7 +2,7 @@
 
 It is checked in a child, by the very program that would start with it (slurm_watchdog.agent.validate_config):
 the loop continues meanwhile. What is taken, is taken by a fresh start of the same process (its number stays),
-which begins with what the one before knew (see slurm_watchdog.agent.reload.handover). Certificates alone take
+which begins with what the one before knew (see slurm_watchdog.agent.reload.reload). Certificates alone take
 no new start.
 """
 
@@ -13,20 +13,50 @@ import os
 import subprocess
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.reload.settings import Settings
+from slurm_watchdog.agent.delivery.spool import Waiting
+from slurm_watchdog.agent.processes.jobs_here import JobsMemory
+from slurm_watchdog.agent.reload.settings import Settings, write_in_memory
 from slurm_watchdog.agent.workers.answer_types import ConfigCheck
-from slurm_watchdog.agent.workers.child import die_with_parent
+from slurm_watchdog.agent.workers.child import decode, die_with_parent, encode
 from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import CheckConfig
-from slurm_watchdog.agent.workers.worker import Answer
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.workers.request_types import CheckConfig, WorkerState
+from slurm_watchdog.agent.workers.worker import Answer, InheritedWorker
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import sd_notify
 from slurm_watchdog.base.python310 import run_module
+
+
+class Handover(msgspec.Struct, frozen=True, kw_only=True):
+    """Times are of the monotonic clock, which continues over exec."""
+
+    children: tuple[InheritedWorker, ...] = ()  # Those that had something to do, or hung.
+    reports: tuple[Waiting, ...] = ()  # Encoded, and not taken by the controller yet.
+    memories: dict[str, Any] = {}  # What each collector knew, by its name: of the type that its CollectorSpec says.
+    jobs: JobsMemory = JobsMemory()
+    commands: tuple[str, ...] = ()  # Ids of those that were done or refused.
+    controller_id: str = ""
+
+
+def write_handover(handover: Handover) -> int:
+    """Puts it into a file in memory; returns its descriptor. Raises OSError."""
+    data = encode(msgspec.to_builtins(handover, str_keys=True))  # file names may be no UTF-8, and it knows what to do
+    return write_in_memory("handover", data)
+
+
+def read_handover(fd: int) -> Handover:
+    """What `write_handover` put there, empty if it is none; closes `fd`."""
+    try:
+        with open(fd, "rb") as file:
+            return msgspec.convert(decode(file.read()), Handover, str_keys=True)
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        log.warning("what the agent before this one knew cannot be read (%s): it starts without that", error)
+        return Handover()
+
 
 log = logging.getLogger(__name__)
 

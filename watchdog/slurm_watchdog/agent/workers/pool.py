@@ -20,10 +20,8 @@ from typing import Any
 
 from slurm_watchdog.agent.workers.admission import MAX_WORKERS, Admission
 from slurm_watchdog.agent.workers.child import Functions, frame, unframe
-from slurm_watchdog.agent.workers.child_state import start_of
-from slurm_watchdog.agent.workers.helper_client import HelperLink
 from slurm_watchdog.agent.workers.request_types import ReadThreads, Request
-from slurm_watchdog.agent.workers.spawner import Spawner, SpawnerDied, Starter
+from slurm_watchdog.agent.workers.spawner import HelperLink, Spawner, SpawnerDied, Starter
 from slurm_watchdog.agent.workers.worker import (
     LOOK_AT_CHILDREN,
     READ_SIZE,
@@ -42,6 +40,7 @@ from slurm_watchdog.agent.workers.worker import (
     idle_s_of,
     is_stuck,
     read_into,
+    start_of,
     to_inherited,
     why_given_up,
     why_silent,

@@ -43,7 +43,7 @@ An agent follows 24."""
 OFFSETS_OF_RUN, OFFSETS_OF_NODE = 65_536, 128
 """Files of one run, and of one node, of which is known how far they were read; a run that restarted knows
 those before, too."""
-LOG_STARTS = 64  # Files in which the run before wrote: an agent takes no more (slurm_watchdog.agent.delivery.replies).
+LOG_STARTS = 64  # Files in which the run before wrote: an agent takes no more (slurm_watchdog.agent.delivery.channel).
 DIRECTORIES_OF_RUN, DIRECTORIES_OF_NODE = 256, 64  # With checkpoints. An agent looks at 8 of a job.
 GONE_OF_RUN, GONE_OF_NODE, GONE_OF_ROLE = 131_072, 512, 256
 """Ranks and workers that have ended, of a run; on one of its nodes, and of these so many of each role. The

@@ -216,7 +216,7 @@ def note_log(run: Run, node: str, log: LogFile, at: float) -> None:
 
 
 BY_DISK = frozenset({"directory", "tracker"})
-"""Patterns of events about what is on disk, see slurm_watchdog.agent.checkpoints.schedule."""
+"""Patterns of events about what is on disk, see slurm_watchdog.agent.collectors.checkpoint."""
 SEEN_LATE_S = 60.0
 """What a look does not show was not complete so long before it: a client may show a directory that is a minute old
 (acdirmax of nfs(5))."""

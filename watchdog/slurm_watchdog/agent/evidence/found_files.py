@@ -1,26 +1,31 @@
-"""Dumps of PyTorch's Flight Recorder: where each rank writes its own, asked for where there is a pipe for it, read as
-the job's owner.
+"""Files that ranks leave behind, read as the job's owner: Flight Recorder dumps, error files, core files.
 
 A job that has set up the pipe for it is asked for a fresh dump: PyTorch's monitor thread writes it, whatever the other
-threads do. Nothing else of a job is touched.
+threads do. Nothing else of a job is touched. What ranks said of their own end is in the files that torchelastic names
+to each: an exception in `error.json`, and faulthandler's words in `stderr.log` beside it, where a launcher redirects
+standard error.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import pwd
+import re
 import stat
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.files.job_root import OWN, Roots, open_in, stat_in
-from slurm_watchdog.agent.workers.request_types import FindFiles
+from slurm_watchdog.agent.files.job_root import OWN, Roots, open_in, roots_of, stat_in
+from slurm_watchdog.agent.workers.request_types import FindFiles, WorkerState
 from slurm_watchdog.base import clock
-from slurm_watchdog.base.descriptors import closing
+from slurm_watchdog.base.descriptors import closing, opened
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.model.evidence import FoundFile
+from slurm_watchdog.parse.error_file import MAX_BYTES, parse_error_file, parse_fatal_error
 from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
 
 PREFIX_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -170,3 +175,116 @@ def _whole(fd: int) -> bytes:
         parts.append(part)
         size += len(part)
     return b"".join(parts)
+
+
+MAX_ENTRIES = 8192  # Names that are looked at in one directory.
+MAX_FOUND = 16
+SYSTEMD_PLACE = "/var/lib/systemd/coredump"
+"""Where systemd-coredump(8) keeps them: core.NAME.UID.BOOT.PID.TIME, mostly compressed."""
+_SPECIFIER = re.compile(r"%.")
+
+
+def places(core_pattern: str, directories: list[str], uses_pid: bool = True) -> list[tuple[str, str]]:
+    """(directory, pattern of names) where core files of a process may lie, for the text of
+    /proc/sys/kernel/core_pattern and the working directories of the job. Empty where a program takes them
+    that we do not know (see core(5))."""
+    pattern = core_pattern.strip()
+    if pattern.startswith("|"):
+        return [(SYSTEMD_PLACE, "core.*")] if "systemd-coredump" in pattern else []
+    if not pattern:
+        return []
+    name = _SPECIFIER.sub(lambda found: "%" if found[0] == "%%" else "*", pattern)
+    directory, _, base = name.rpartition("/")
+    patterns = [base, f"{base}.*"] if uses_pid and "*" not in base else [base]
+    if directory.startswith("/") and "*" not in directory:
+        return [(directory, each) for each in patterns]
+    return [(where, each) for where in directories for each in patterns] if not directory else []
+
+
+def find_cores(request: FindFiles) -> list[FoundFile]:
+    """Every core file of the owner that is not older than the job, newest first. A directory that cannot be read
+    is no error: nothing is there."""
+    wall = clock.wall()
+    found: dict[str, FoundFile] = {}
+    for directory, pattern in request.places:
+        try:
+            with os.scandir(directory) as entries:
+                for number, entry in enumerate(entries):
+                    if number >= MAX_ENTRIES:
+                        break
+                    if not fnmatch.fnmatchcase(entry.name, pattern):
+                        continue
+                    about = entry.stat(follow_symlinks=False)
+                    age_s = wall - about.st_mtime
+                    mine = about.st_uid == request.uid or f".{request.uid}." in entry.name
+                    if stat.S_ISREG(about.st_mode) and mine and age_s <= request.max_age_s and _is_core(entry):
+                        found[entry.path] = FoundFile(
+                            kind="core", path=entry.path, size_bytes=about.st_size, age_s=max(0.0, age_s)
+                        )
+        except OSError:
+            continue
+    return sorted(found.values(), key=lambda each: each.age_s)[:MAX_FOUND]
+
+
+def _is_core(entry: os.DirEntry[str]) -> bool:
+    """Whether it begins as a core file does (ELF, type 4), or is one that was compressed by systemd."""
+    if entry.name.endswith((".zst", ".lz4", ".xz")):
+        return True
+    try:
+        with opened(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+            head = os.read(fd, 18)
+    except OSError:
+        return False
+    return head[:4] == b"\x7fELF" and head[16:18] in (b"\x04\x00", b"\x00\x04")
+
+
+def read_pattern() -> tuple[str, bool]:
+    """(/proc/sys/kernel/core_pattern, whether the pid is appended); empty where it cannot be read."""
+    try:
+        uses_pid = Path("/proc/sys/kernel/core_uses_pid").read_text().strip() == "1"
+        return Path("/proc/sys/kernel/core_pattern").read_text(), uses_pid
+    except OSError:
+        return "", False
+
+
+STDERR = "stderr.log"
+END_BYTES = 64 * 1024  # Of standard error.
+KIND = "own_words"
+
+
+def read_error_files(request: FindFiles, roots: Roots = OWN) -> list[FoundFile]:
+    """Those that are there, belong to the owner and say why a rank ended."""
+    found = []
+    for path, rank in request.error_files:
+        root, beside = roots.of(rank), os.path.join(os.path.dirname(path), STDERR)
+        each = _read_error_file(root, path, request.uid) or _read_error_file(root, beside, request.uid)
+        if each is not None:
+            found.append(replace(each, rank=rank))
+    return found
+
+
+def _read_error_file(root: int | None, path: str, uid: int) -> FoundFile | None:
+    try:
+        fd = open_in(root, path, os.O_RDONLY)
+    except OSError:
+        return None
+    with closing(fd):
+        about = os.fstat(fd)
+        age_s = clock.wall() - about.st_mtime
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != uid or age_s < 0:
+            return None  # a time in the future is an age that is not known
+        each = FoundFile(kind=KIND, path=path, size_bytes=about.st_size, age_s=age_s)
+        try:
+            if path.endswith(STDERR):
+                said = parse_fatal_error(os.pread(fd, END_BYTES, max(0, about.st_size - END_BYTES)))
+            else:
+                said = parse_error_file(os.pread(fd, MAX_BYTES + 1, 0)) if about.st_size else None
+        except (OSError, ValueError):
+            return None
+    return None if said is None else replace(each, said=said)
+
+
+def find_files(request: FindFiles, worker: WorkerState) -> list[FoundFile]:
+    """Flight Recorder dumps, error files and core files."""
+    with roots_of(request.roots) as roots:
+        return [*read_flight_recorders(request, roots), *read_error_files(request, roots), *find_cores(request)]

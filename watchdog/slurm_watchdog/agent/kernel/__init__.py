@@ -1,1 +1,0 @@
-"""The kernel's message buffer: reading it, and repeated messages put together."""

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.evidence.requests import FIRST_DUMPS, LATER_DUMPS_EVERY_S, PROBE_EVERY_S, EarlyBudget
+from slurm_watchdog.controller.evidence.requests import FIRST_DUMPS, LATER_DUMPS_EVERY_S, PROBE_EVERY_S, early_budget
 from slurm_watchdog.controller.incidents.judge import Judge
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.collective_records import RecordSet
@@ -82,7 +82,7 @@ class Drive:
         self._answers: list[tuple[float, int, object]] = []
         self._asked: dict[str, float] = {}
         self._out: set[str] = set()
-        self._early = EarlyBudget()
+        self._early = early_budget()
         self._dumps: dict[str, int] = {}
         self._slurm_at = -1000.0
         self._alert_until = self._suspect_until = float("-inf")
@@ -178,7 +178,7 @@ class Drive:
                         every_s = wanted.apart_s
                     if t - self._asked.get(key, float("-inf")) < every_s or key in self._out:
                         continue
-                    if wanted.early and not self._early.spend(key, t):
+                    if wanted.early and not self._early.acquire(key, t):
                         continue
                     self._asked[key] = t
                     self._out.add(key)

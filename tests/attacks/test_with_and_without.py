@@ -47,7 +47,7 @@ from slurm_watchdog.base.loop import Signals
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.evidence import collector, store
-from slurm_watchdog.controller.evidence.fair_slots import FairSlots
+from slurm_watchdog.controller.evidence.requests import FairSlots
 from slurm_watchdog.controller.evidence.store import EvidenceShare
 from slurm_watchdog.controller.incidents.open_limit import within_room
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
@@ -354,7 +354,7 @@ def agent_left_behind(stage: Stage) -> bool:
 def evidence_without_end(stage: Stage) -> bool:
     """A job that flaps all day: a collection every five minutes, as large as one may be."""
     settings = Config().controller
-    share = EvidenceShare(settings.evidence_per_day, settings.evidence_per_day // 4)
+    share = EvidenceShare(settings.evidence_per_day)
     kept = sum(
         store.MAX_COLLECTION_BYTES
         for _ in range(288)

@@ -10,7 +10,7 @@ import msgspec
 
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.evidence.held_answers import HeldAnswers, is_due
-from slurm_watchdog.controller.evidence.requests import EARLY_DUMPS_AN_HOUR, HOUR_S, EarlyBudget
+from slurm_watchdog.controller.evidence.requests import EARLY_DUMPS_AN_HOUR, early_budget
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.counter_clock import PAUSE_KEPT_S, SETTLED_AFTER, Paces
@@ -171,13 +171,13 @@ def test_a_dump_that_was_asked_for_before_the_newest_step_is_dropped() -> None:
     assert seen(run, 303.0).row is None
 
 
-def test_a_run_has_its_dumps_of_an_hour_and_then_none() -> None:
-    budget = EarlyBudget()
-    assert all(budget.spend("7.0", 10.0 * n) for n in range(EARLY_DUMPS_AN_HOUR))
-    assert not budget.spend("7.0", 300.0)
-    assert budget.spend("8.0", 300.0)
-    assert budget.spend("7.0", HOUR_S)
-    assert not budget.spend("7.0", HOUR_S + 9.0)
+def test_a_run_has_its_dumps_of_an_hour_and_then_one_at_a_time() -> None:
+    budget = early_budget()
+    assert all(budget.acquire("7.0", 1.0 * n) for n in range(EARLY_DUMPS_AN_HOUR))
+    assert not budget.acquire("7.0", 100.0)
+    assert budget.acquire("8.0", 100.0)
+    assert budget.acquire("7.0", 200.0)
+    assert not budget.acquire("7.0", 209.0)
 
 
 def test_who_works_is_known_from_one_report_to_the_next() -> None:

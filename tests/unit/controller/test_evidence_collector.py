@@ -603,7 +603,7 @@ def test_evidence_older_than_the_incident_does_not_count_and_is_taken_again(cont
         else:
             outcome, words = await controller.collector.operation(replace(DECISION, incident_id="j"))
             assert (outcome, words) == (OperationOutcome.DONE, "evidence of 4 ranks from 2 of 2 nodes")
-        return first, await over(controller.collector._known.of(controller.job)[0])
+        return first, await over(controller.collector._of(controller.job)[0])
 
     first, second = play(agents, story())
     assert agents.commands() == ["n1", "n1", "n2", "n2"]
@@ -623,7 +623,7 @@ def test_evidence_of_another_fault_that_is_still_being_collected_is_waited_for_a
         first = controller.collector.collect(controller.job, clock.monotonic(), "i")
         await until(lambda: first.begun)
         controller.collector.on_fire(incident("j", opened_at=clock.wall()), clock.monotonic(), {})
-        second = await over(controller.collector._known.of(controller.job)[0])
+        second = await over(controller.collector._of(controller.job)[0])
         return first, second
 
     first, second = play(Agents(controller), story())
@@ -793,7 +793,7 @@ def test_a_collection_that_breaks_down_fails_its_rung_and_holds_nobody_up(contro
     controller.state.filesystem_views = no_view  # type: ignore[method-assign]
     outcome, words = play(Agents(controller), controller.collector.operation(DECISION))
     assert (outcome, words.startswith("given up (RuntimeError)")) == (OperationOutcome.FAILED, True)
-    assert [each.error for each in controller.collector._known.of(controller.job)] == ["RuntimeError"]
+    assert [each.error for each in controller.collector._of(controller.job)] == ["RuntimeError"]
 
 
 def test_a_run_that_ends_meanwhile_leaves_its_evidence_and_no_verdict(controller: Controller) -> None:

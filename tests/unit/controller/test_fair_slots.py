@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from slurm_watchdog.controller.evidence.fair_slots import FairSlots
+from slurm_watchdog.controller.evidence.requests import FairSlots
 
 MALLORY, VICTIM = 1500, 1501
 

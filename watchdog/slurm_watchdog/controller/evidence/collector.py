@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -22,8 +23,7 @@ from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.evidence.fair_slots import FairSlots, KnownCollections
-from slurm_watchdog.controller.evidence.requests import EvidenceRequests
+from slurm_watchdog.controller.evidence.requests import EvidenceRequests, FairSlots
 from slurm_watchdog.controller.evidence.store import EvidenceStore
 from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.controller.incidents.judge import Judge
@@ -59,7 +59,7 @@ from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.evidence import NodeEvidence
 from slurm_watchdog.model.incidents import Incident, IncidentKind
 from slurm_watchdog.model.observations import Role
-from slurm_watchdog.model.protocol import CollectEvidence
+from slurm_watchdog.model.protocol import CollectEvidence, CommandResult
 from slurm_watchdog.model.slurm import SlurmJob
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,8 @@ class Collector:
         self._limits = limits
         self.store = EvidenceStore(config, journal, writer, cluster.left_out, self._spawn)
         self._filesystem_stall = config.detectors.of(FilesystemStall)
-        self._known = KnownCollections(FINISHED_KEPT)
+        self._known = defaultdict[tuple[str, int], list[Collected]](list)  # (job, restarts) -> its own, newest first.
+        self._over = deque[Collected]()  # Those of them that are over, the newest last.
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = FairSlots(AT_ONCE, OF_ONE_USER)
 
@@ -140,7 +141,7 @@ class Collector:
 
     def collect(self, job: SlurmJob, now: float, incident_id: str | None = None) -> Collected:
         """The collection of this run of this job: the one that runs, or a new one."""
-        found = next((each for each in self._known.of(job) if not each.finished.is_set()), None)
+        found = next((each for each in self._of(job) if not each.finished.is_set()), None)
         found = self._new(job, now, incident_id) if found is None else self._store(found, incident_id)
         found.hurry.set()
         return found
@@ -148,19 +149,19 @@ class Collector:
     def _counting(self, job: SlurmJob, now: float, incident_id: str, opened_at: float) -> Collected:
         """The collection that counts for an incident whose trouble began at `opened_at` (date): made since
         then, or a new one."""
-        for found in self._known.of(job):
+        for found in self._of(job):
             lately = found.incident_id is not None and now - found.began < REUSABLE_S
             if found.counts_for(opened_at) and (lately or not found.finished.is_set()):
                 return self._store(found, incident_id)
         return self._new(job, now, incident_id)
 
     def _new(self, job: SlurmJob, now: float, incident_id: str | None) -> Collected:
-        before = next(iter(self._known.of(job)), None)
+        before = next(iter(self._of(job)), None)
         found = Collected(
             id=uuid.uuid4().hex[:12], job=job, began=now, began_at=clock.wall(), incident_id=incident_id,
             nodes={node: NodeProgress() for node in job.nodes}, shared=SharedFrames(),
         )  # fmt: skip
-        self._known.add(found)
+        self._known[found.key].insert(0, found)
         self._spawn(self._collect(found, before))
         return found
 
@@ -185,7 +186,20 @@ class Collector:
 
     def known(self, collection_id: str) -> Collected | None:
         """One that runs, or was over lately."""
-        return self._known.get(collection_id)
+        return next((each for some in self._known.values() for each in some if each.id == collection_id), None)
+
+    def _of(self, job: SlurmJob) -> list[Collected]:
+        """Those of this run of the job, the newest first."""
+        return self._known.get((job.job_id, job.restarts), [])
+
+    def _is_over(self, found: Collected) -> None:
+        """Forgets the oldest of those that are over; one that runs is someone's answer."""
+        self._over.append(found)
+        if len(self._over) > FINISHED_KEPT:
+            oldest = self._over.popleft()
+            self._known[oldest.key].remove(oldest)
+            if not self._known[oldest.key]:
+                del self._known[oldest.key]
 
     async def operation(self, decision: Decision) -> tuple[OperationOutcome, str]:
         """The first operation of an action: waits until the evidence is kept, never longer than its limit."""
@@ -244,7 +258,7 @@ class Collector:
             found.addresses = {}
             found.took_s = clock.monotonic() - found.began
             found.finished.set()
-            self._known.is_over(found)
+            self._is_over(found)
 
     def _request_probes(self, found: Collected) -> frozenset[str]:
         """Where a process of the job is blocked, other nodes are asked whether they reach that filesystem.
@@ -292,25 +306,32 @@ class Collector:
             await self._ask_about(found, node, process_job_id)
 
     async def _ask_about(self, found: Collected, node: str, process_job_id: str) -> None:
-        progress = found.nodes[node]
-        expires_s = self._limits.spread_s + self._limits.slack_s
-        command = CollectEvidence(
-            id=uuid.uuid4().hex, job_id=process_job_id, restarts=found.job.restarts, expires_s=expires_s,
-            dumps=found.dumps_asked, apart_s=self._limits.spread_s / (DUMPS - 1), ras=found.ras_nodes[:1] == [node],
+        progress, ras = found.nodes[node], found.ras_nodes[:1] == [node]
+        result = await self._request(
+            found, node, process_job_id, self._limits.spread_s + self._limits.slack_s, dumps=found.dumps_asked,
+            apart_s=self._limits.spread_s / (DUMPS - 1), ras=ras,
         )  # fmt: skip
-        result = await self._agents.ask(node, command, expires_s + 3 * self._cluster.report_interval_s, found.job.uid)
         evidence = result.evidence
-        if evidence is None or evidence.job_id != command.job_id:
-            other = None if evidence is None else "it answered about another job"
-            why = other or result.error or "it sent no evidence: is its release older?"
+        if evidence is None:
+            why = result.error or "it sent no evidence: is its release older?"
             progress.state, progress.error = "failed", why[:MAX_ERROR]
             return
-        await self._add_answer(found, node, evidence if command.ras else replace(evidence, ras=None))
-        if command.ras and evidence.ras is None:
+        await self._add_answer(found, node, evidence if ras else replace(evidence, ras=None))
+        if ras and evidence.ras is None:
             found.ras_failed = any(RAS_PROBLEM in problem for problem in evidence.problems)
         ranks = [rank for rank in evidence.ranks if rank.role is Role.RANK]
         progress.state, progress.ranks = "answered", progress.ranks + len(ranks)
         progress.undumped += sum(1 for rank in ranks if rank.error is not None)
+
+    async def _request(self, found: Collected, node: str, job_id: str, expires_s: float, **what: Any) -> CommandResult:
+        """What a node answers; without evidence if that is about another job."""
+        command = CollectEvidence(
+            id=uuid.uuid4().hex, job_id=job_id, restarts=found.job.restarts, expires_s=expires_s, **what
+        )
+        result = await self._agents.ask(node, command, expires_s + 3 * self._cluster.report_interval_s, found.job.uid)
+        if result.evidence is None or result.evidence.job_id == job_id:
+            return result
+        return replace(result, evidence=None, error="it answered about another job")
 
     async def _ask_ras_again(self, found: Collected) -> None:
         """One more node asks NCCL's RAS, where the first could not."""
@@ -319,13 +340,8 @@ class Collector:
             return
         run = self._cluster.runs.get(found.job.job_id)
         job_id = found.job.process_id if run is None else ids_on(run, node)[0]
-        expires_s = self._limits.slack_s
-        command = CollectEvidence(
-            id=uuid.uuid4().hex, job_id=job_id, restarts=found.job.restarts, expires_s=expires_s, dumps=1, ras=True,
-            only_ras=True,
-        )  # fmt: skip
-        result = await self._agents.ask(node, command, expires_s + 3 * self._cluster.report_interval_s, found.job.uid)
-        if result.evidence is not None and result.evidence.job_id == job_id:
+        result = await self._request(found, node, job_id, self._limits.slack_s, dumps=1, ras=True, only_ras=True)
+        if result.evidence is not None:
             found.ras = result.evidence.ras
 
     async def _add_answer(self, found: Collected, node: str, evidence: NodeEvidence) -> None:

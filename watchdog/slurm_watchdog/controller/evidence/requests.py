@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from contextlib import asynccontextmanager
 
 from msgspec.structs import replace
 
@@ -19,31 +20,33 @@ from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Finding, MountProbeRequest, StackRequest
 from slurm_watchdog.model.protocol import DumpStacks, ProbeMount
 from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.wire.rate_limits import TokenBuckets
 
 EARLY_DUMPS_AN_HOUR = 24
 """Of one run. A dump stops no rank (py-spy --nonblocking) and costs 17 to 28 ms of CPU a process (17 ms for 41 threads
 of 20 to 40 frames), of a rank and at most four of its workers: 0.15 s. 24 of these are 3.6 s in an hour, 0.1 % of the
 one core that a rank has at least. A training that breathes so unevenly that this is used up is judged by its limit
-alone for the rest of the hour."""
-HOUR_S = 3600.0
+alone until there is one more."""
 REMEMBERED = 1024  # Runs, and questions: beyond so many those that may be asked again anyway are forgotten.
 
 
-class EarlyBudget:
-    """How often a training is looked at because its step was late by its own measure; at first not at all."""
+def early_budget() -> TokenBuckets:
+    """Of the dumps of each run that are taken because its step is late by its own measure."""
+    return TokenBuckets(EARLY_DUMPS_AN_HOUR, EARLY_DUMPS_AN_HOUR / 3600.0, most_names=REMEMBERED)
 
-    def __init__(self) -> None:
-        self._spent: dict[str, deque[float]] = {}
 
-    def spend(self, run: str, now: float) -> bool:
-        """Counts one early dump of a run; False if it has had those of an hour."""
-        spent = self._spent.setdefault(run, deque(maxlen=EARLY_DUMPS_AN_HOUR))
-        if len(spent) == EARLY_DUMPS_AN_HOUR and now - spent[0] < HOUR_S:
-            return False
-        spent.append(now)
-        if len(self._spent) > REMEMBERED:
-            self._spent = {each: times for each, times in self._spent.items() if now - times[-1] < HOUR_S}
-        return True
+class FairSlots:
+    """`places` at once, at most `most_of_one` of them one user's. Users who wait take turns. One event loop owns it."""
+
+    def __init__(self, places: int, most_of_one: int):
+        self._places = asyncio.Semaphore(places)
+        self._of_user = defaultdict[int, asyncio.Semaphore](lambda: asyncio.Semaphore(most_of_one))
+
+    @asynccontextmanager
+    async def of(self, uid: int) -> AsyncIterator[None]:
+        """Waits for a place of this user's, and gives it back."""
+        async with self._of_user[uid], self._places:
+            yield
 
 
 log = logging.getLogger(__name__)
@@ -66,7 +69,7 @@ class EvidenceRequests:
         self._probe_deadline_s = probe_deadline_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._last: dict[str, float] = {}
-        self._early = EarlyBudget()
+        self._early = early_budget()
 
     def serve(self, findings: Iterable[Finding], now: float) -> None:
         """Starts what is wanted and not under way; never waits."""
@@ -91,7 +94,7 @@ class EvidenceRequests:
         budgeted = wanted.early or wanted.usual
         if budgeted:
             every_s = wanted.apart_s
-        if key in self._tasks or now - last_at < every_s or (budgeted and not self._early.spend(run, now)):
+        if key in self._tasks or now - last_at < every_s or (budgeted and not self._early.acquire(run, now)):
             return
         self._remember(key, now)
         self._spawn(key, self._dump_job(view.job, wanted, now))

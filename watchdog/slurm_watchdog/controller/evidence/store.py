@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -21,35 +20,26 @@ from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.wire.rate_limits import TokenBuckets
 from slurm_watchdog.wire.redact_values import masked
 
 DAY_S = 86_400.0
 
 
-@dataclass
 class EvidenceShare:
-    """One loop owns it. A day begins with the first piece; a controller that starts begins a new one."""
+    """Of a day: `most_bytes` of all evidence, a quarter of it one user's. A controller that starts begins a new one."""
 
-    most_bytes: int  # Of all evidence in a day.
-    most_of_user: int
-    began: float = float("-inf")
-    used: int = 0
-    _of_user: dict[int, int] = field(default_factory=dict)  # Users as Slurm has them: a few thousand at most.
+    def __init__(self, most_bytes: int):
+        self._whole = TokenBuckets(most_bytes, most_bytes / DAY_S)
+        self._of_user = TokenBuckets(most_bytes // 4, most_bytes / 4 / DAY_S)
 
     def acquire(self, uid: int, size: int, now: float) -> str | None:
         """Counts `size` bytes of a job of `uid`; why they are not to be kept, else None. `now` is monotonic."""
-        if now - self.began >= DAY_S:
-            self.began, self.used = now, 0
-            self._of_user.clear()
-        own = self._of_user.get(uid, 0)
-        if own + size > self.most_of_user:
-            return (
-                f"the evidence of uid {uid} has used up its share of a day (a quarter of controller.evidence_per_day)"
-            )
-        if self.used + size > self.most_bytes:
+        if self._of_user.left(str(uid), now) < size:
+            return f"the evidence of uid {uid} has used up its share (a quarter of controller.evidence_per_day)"
+        if not self._whole.acquire("", now, size):
             return "all evidence has used up its share of a day (controller.evidence_per_day)"
-        self._of_user[uid] = own + size
-        self.used += size
+        self._of_user.acquire(str(uid), now, size)
         return None
 
 
@@ -74,7 +64,7 @@ class EvidenceStore:
         """`left_out` counts what is not kept; `spawn` runs what takes a while as a task."""
         self._journal, self._writer, self._left_out, self._spawn = journal, writer, left_out, spawn
         self._keep_s = config.controller.evidence_keep
-        self._share = EvidenceShare(config.controller.evidence_per_day, config.controller.evidence_per_day // 4)
+        self._share = EvidenceShare(config.controller.evidence_per_day)
         self._noted: deque[str] = deque(maxlen=REMEMBERED_INCIDENTS)
         self._pruned = float("-inf")
 

@@ -50,7 +50,7 @@ class NodeProgress:
     error: str | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Collected:
     """One collection: its progress while it runs, its diagnosis when it is over."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.notify import Notify, Webhook
 from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.actions.decision_inputs import CHUNKS, TickChunks
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.controller.ports.given import CHUNKS, TickChunks
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView

@@ -24,7 +24,7 @@ ORDER = (
     "agent",
     "journal", "controller/state", "controller/incidents", "controller/actions/ladder", "controller/policy",
     "notify", "controller/health",
-    "controller/ingest", "slurm", "nodetest", "actuate", "trace", "controller/node_history", "controller/ports", "controller/evidence",
+    "controller/ingest", "slurm", "nodetest", "actuate", "trace", "controller/node_history", "controller/evidence",
     "controller/actions", "controller/api", "controller",
     "replay", "doctor", "supervisor", "standalone", "cli",
 )  # fmt: skip

@@ -10,9 +10,9 @@ import pytest
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller import app
+from slurm_watchdog.controller.actions.decision_inputs import TickChunks
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.incidents.judge import IncidentChange
-from slurm_watchdog.controller.ports.given import TickChunks
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.model.incidents import Incident, IncidentState
 from tests.builders.busy_controller import make

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.capped import Shortage
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.actions import own_records
 from slurm_watchdog.controller.actions.decider import Decider
+from slurm_watchdog.controller.actions.decision_inputs import CHUNKS, DecisionPorts, TickChunks
 from slurm_watchdog.controller.actions.manager import Actions
 from slurm_watchdog.controller.actions.owned_paths import OwnedPaths
 from slurm_watchdog.controller.actions.silences import Silences
@@ -33,12 +33,6 @@ from slurm_watchdog.controller.node_history.ledger import NodeLedger
 from slurm_watchdog.controller.node_history.node_tests import Tester
 from slurm_watchdog.controller.policy.decision import why_blind
 from slurm_watchdog.controller.policy.rules import mode_words
-from slurm_watchdog.controller.ports.given import (
-    CHUNKS,
-    DecisionPorts,
-    RestartRequest,
-    TickChunks,
-)
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.run_records import RunRecords
 from slurm_watchdog.controller.slow_nodes import SlowNodes
@@ -354,7 +348,7 @@ class Controller:
             problem = str(error)
         self._record(
             records.Controller(
-                t=own_records.UNDATED,
+                t=records.UNDATED,
                 paused=None if paused is None else paused[0],
                 journal_error=problem,
                 slurm_problem=self.state.slurm_problem,
@@ -368,9 +362,9 @@ class Controller:
         if self.recorder is not None:
             self.recorder.record(what, clock.monotonic())
 
-    def _record_request(self, request: RestartRequest) -> None:
+    def _record_request(self, asked: records.Asked) -> None:
         self._record_itself(clock.monotonic())  # someone may have paused it since the last tick
-        self._record(own_records.asked(request))
+        self._record(asked)
 
     def _show_health(self) -> None:
         """The series of it; of this tick, which is about to be complete."""

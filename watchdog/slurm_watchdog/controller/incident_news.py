@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.controller.actions.decision_inputs import TickChunks
 from slurm_watchdog.controller.evidence.collector import Collector
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.incidents.judge import IncidentChange, Judge
 from slurm_watchdog.controller.node_history.ledger import NodeLedger
-from slurm_watchdog.controller.ports.given import RestartRequest, TickChunks
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.actions import Action, ActionRun, Decision
 from slurm_watchdog.model.incidents import Incident, IncidentState
 from slurm_watchdog.notify.dispatcher import Notifier
+from slurm_watchdog.trace.records import Asked
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class IncidentNews:
     collector: Collector
     chunks: TickChunks
     ledger: NodeLedger
-    record_request: Callable[[RestartRequest], None]
+    record_request: Callable[[Asked], None]
     """Writes an operator's request into the recording, if there is one."""
 
     def report(self, changes: Iterable[IncidentChange], now: float) -> Iterator[None]:
@@ -135,7 +136,7 @@ class IncidentNews:
         """Opens the incident of a person's request, which no detector finds. It is in the journal already."""
         self.judge.add(incident)
 
-    def requested(self, incident: Incident, request: RestartRequest) -> None:
+    def requested(self, incident: Incident, request: Asked) -> None:
         """A person has asked for a restart."""
         self.record_request(request)
         self.writer.add_note(incident, incident.summary)

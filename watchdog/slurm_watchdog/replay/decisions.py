@@ -17,10 +17,9 @@ from msgspec.structs import replace
 
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.decider import Decider
-from slurm_watchdog.controller.actions.own_records import subject_of
+from slurm_watchdog.controller.actions.decision_inputs import DecisionPorts, subject_of
 from slurm_watchdog.controller.incidents.judge import IncidentChange, Judge
 from slurm_watchdog.controller.policy.decision import why_blind
-from slurm_watchdog.controller.ports.given import DecisionPorts, RestartRequest
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.journal.journal import NodeEntry
@@ -38,7 +37,7 @@ A_DRAIN = NodeEntry(node="", what="drained", job_id="", decision_id="", at=0.0, 
 
 @dataclass
 class ReplayJournal:
-    """The decisions of a replay, as the journal would hold them. Implements ports.DecisionJournal."""
+    """The decisions of a replay, as the journal would hold them. Implements DecisionJournal."""
 
     own: Controller = field(default_factory=lambda: Controller(t=0.0))
     """What the controller that wrote the recording said of itself last."""
@@ -92,7 +91,7 @@ class ReplayJournal:
 
 @dataclass
 class ReplayExecutor:
-    """Writes down what is to be done. Implements ports.Executor."""
+    """Writes down what is to be done. Implements Executor."""
 
     cluster: ClusterState
     _under_way: dict[str, Decision] = field(default_factory=dict)  # By their ids.
@@ -258,7 +257,7 @@ class ReplayDecisions:
     def decided(self, incident: Incident, decision: Decision) -> None:
         """The journal has it."""
 
-    def requested(self, incident: Incident, request: RestartRequest) -> None:
+    def requested(self, incident: Incident, request: Asked) -> None:
         """The journal has it."""
 
     def journal_failed(self, error: JournalError) -> None:

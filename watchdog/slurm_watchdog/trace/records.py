@@ -23,6 +23,9 @@ Id = str | int  # People write job ids with and without quotes.
 More = dict[str, Any]
 
 
+UNDATED = 0.0  # The `t` of a record that the recorder dates.
+
+
 class Record(msgspec.Struct, tag_field="kind", kw_only=True, gc=False):
     """What every line has."""
 

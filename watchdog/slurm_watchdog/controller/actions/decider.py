@@ -11,18 +11,24 @@ from msgspec.structs import replace
 
 from slurm_watchdog.actuate.by_agent import content_for
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.actions.decision_inputs import DecisionInputs, TickContext
+from slurm_watchdog.controller.actions.decision_inputs import (
+    CHUNKS,
+    DecisionInputs,
+    DecisionPorts,
+    TickChunks,
+    TickContext,
+)
 from slurm_watchdog.controller.actions.owned_paths import OwnedPaths
 from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.controller.policy.decision import decide, is_final, is_news
 from slurm_watchdog.controller.policy.guards import OPT_OUT
 from slurm_watchdog.controller.policy.orphan_process import is_same_process
 from slurm_watchdog.controller.policy.rules import Rule, wished
-from slurm_watchdog.controller.ports.given import CHUNKS, DecisionPorts, RestartRequest, TickChunks
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model.actions import ActionRun, Decision, Rung, Verdict, Wish
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.trace.records import UNDATED, Asked
 
 Matter = str | GpuProcess  # The id of a job, or a process.
 
@@ -229,10 +235,10 @@ class Decider:
         wish: Wish = Wish.RESTART, within_s: float | None = None,
     ) -> tuple[Incident, Decision]:  # fmt: skip
         """What a person asks for: an incident and a decision like any other. `at_once`: without a kill switch,
-        for a loop that does not turn, or a person who does not want to wait for a checkpoint. `within_s`: see
-        RestartRequest. Raises JournalError."""
+        for a loop that does not turn, or a person who does not want to wait for a checkpoint. `within_s`: for so
+        long a complete checkpoint is waited for; None: as usual. Raises JournalError."""
         now, wall = self._monotonic(), self._wall()
-        asked = {Wish.SAVE: "asked job {} to save", Wish.HOLD: "asked job {} to save, to be requeued and held"}
+        words = {Wish.SAVE: "asked job {} to save", Wish.HOLD: "asked job {} to save, to be requeued and held"}
         incident = Incident(
             id=self._new_incident_id(),
             kind=IncidentKind.OPERATOR_RESTART,
@@ -244,7 +250,7 @@ class Decider:
             pending_mono=now,
             fired_at=wall,
             detected_after_s=0.0,
-            summary=f"{asked_by} {asked.get(wish, 'asked for a restart of job {}').format(job.job_id)}"
+            summary=f"{asked_by} {words.get(wish, 'asked for a restart of job {}').format(job.job_id)}"
             + (f" without {', '.join(exclude)}" if exclude else "")
             + (f": {reason}" if reason else "."),
             runs=((job.job_id, job.restarts),),
@@ -260,7 +266,11 @@ class Decider:
         decision = self._with_switch(decision, incident, job, asked_by)
         decision = replace(decision, asked_by=asked_by, hold=wish is Wish.HOLD)
         self._journal.save_incident(incident)
-        self._news.requested(incident, RestartRequest(job, exclude, reason, asked_by, at_once, wish, within_s))
+        asked = Asked(
+            t=UNDATED, job_id=job.job_id, by=asked_by, reason=reason, exclude=list(exclude), now=at_once, wish=wish,
+            within_s=within_s,
+        )  # fmt: skip
+        self._news.requested(incident, asked)
         self._write_and_execute(incident, decision)
         if decision.verdict is Verdict.ALLOWED:
             self._news.add_incident(incident)

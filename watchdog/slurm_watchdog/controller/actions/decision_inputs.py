@@ -1,32 +1,122 @@
-"""Gathers what decisions depend on: the cluster, the journal and other incidents, as one value for the policy."""
+"""What the Decider is given, and what decisions depend on, gathered as one value for the policy. `replay` drives the
+same Decider with a journal in memory and an executor that only writes down."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.good_checkpoint import resume_from
+from slurm_watchdog.base import clock
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.owned_paths import OwnedPaths
-from slurm_watchdog.controller.incidents.judge import proves_stuck
+from slurm_watchdog.controller.incidents.judge import Judge, proves_stuck
 from slurm_watchdog.controller.policy.by_user import Trouble, crowd_of, in_trouble
 from slurm_watchdog.controller.policy.guards import is_storm, is_storm_of_one
 from slurm_watchdog.controller.policy.lost_mounts import broken_under, lost_mounts
 from slurm_watchdog.controller.policy.placement import freed_by, suspect_nodes
 from slurm_watchdog.controller.policy.policy_input import Moment, PolicyInput, with_process
 from slurm_watchdog.controller.policy.rules import Rule, permit, rule_for
-from slurm_watchdog.controller.ports.given import DecisionPorts
+from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.detect.registry import spec_of
-from slurm_watchdog.model.actions import Decision
+from slurm_watchdog.journal.error import JournalError
+from slurm_watchdog.journal.journal import NodeEntry
+from slurm_watchdog.model.actions import ActionRun, Decision
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import HARDWARE_FAULTS, GpuProcess, Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING
 from slurm_watchdog.model.supervisor import may_be_named
+from slurm_watchdog.trace.records import Asked
 
 HISTORY_S = 7 * 86400.0  # Attempts on a job are counted over a week, Slurm's usual longest time limit.
+
+
+@dataclass(frozen=True)
+class TickChunks:
+    """How a tick with thousands of incidents is divided, so that requests and actions are served in between."""
+
+    together_from: int = 20
+    """Changes, or open incidents, from which on they are written together: one wait for the disk."""
+    size: int = 250  # Changes, or decisions, before other work is served: about a tenth of a second.
+
+
+CHUNKS = TickChunks()
+
+
+class Executor(Protocol):
+    """Carries out what was allowed; `Actions` really does, a replay writes it down."""
+
+    def drive(self, run: ActionRun) -> None: ...
+
+    def is_busy(self, job_id: str) -> bool:
+        """Whether an action on the job is under way."""
+
+    def sweep(self, now: float) -> None:
+        """Takes back what lasted long enough."""
+
+
+class DecisionNews(Protocol):
+    """Reports what was decided, after it is written and before anything is done for it; opens and closes the incidents
+    that no detector opens and closes."""
+
+    def decided(self, incident: Incident, decision: Decision) -> None: ...
+
+    def requested(self, incident: Incident, request: Asked) -> None:
+        """A person asks for a restart: the request is an incident."""
+
+    def journal_failed(self, error: JournalError) -> None: ...
+
+    def add_incident(self, incident: Incident) -> None:
+        """Opens the incident of a request that is carried out."""
+
+    def close_incident(self, incident: Incident, why: str) -> None:
+        """Its action has ended, or was refused."""
+
+
+class DecisionJournal(Protocol):
+    """What decisions are based on, and where they are written before anything is done. Every method may raise
+    JournalError."""
+
+    def decisions_since(self, at: float) -> list[Decision]: ...
+
+    def decisions_about(self, incident_ids: Iterable[str]) -> dict[str, list[Decision]]: ...
+
+    def actions(self, incident_id: str) -> list[ActionRun]: ...
+
+    def add_decision(self, decision: Decision) -> None: ...
+
+    def save_incident(self, incident: Incident) -> None: ...
+
+    def together(self) -> AbstractContextManager[None]: ...
+
+    def paused(self) -> tuple[str, str, float] | None: ...
+
+    def node_entries(self, what: str, job_id: str | None = None) -> Sequence[NodeEntry]:
+        """What we did to nodes and have not taken back."""
+
+
+@dataclass(frozen=True)
+class DecisionPorts:
+    """Of the Decider."""
+
+    journal: DecisionJournal
+    cluster: ClusterState
+    judgement: Judge
+    executor: Executor
+    news: DecisionNews
+    blind: Callable[[float], str | None]
+    """Why nothing may be done at this moment (monotonic), a sentence; None if all is seen well."""
+    new_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12]  # Of a decision.
+    new_incident_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12]
+    monotonic: Callable[[], float] = clock.monotonic
+    wall: Callable[[], float] = clock.wall
 
 
 class TickContext(Moment):
@@ -181,6 +271,14 @@ class DecisionInputs:
             return None
         limit_s = self._judgement.limits_s.get(view.job.job_id)
         return True if limit_s is not None and view.progress.age_s <= limit_s else None
+
+
+def subject_of(decision: Decision) -> str:
+    """What an action is about, as a recording has it: `JOB.RESTARTS` or `NODE/PID`."""
+    process, fence = decision.process, decision.fence
+    if process is not None:
+        return f"{process.node}/{process.pid}"
+    return "" if fence is None else f"{fence.job_id}.{fence.restarts}"
 
 
 def _by_node(incidents: Iterable[Incident]) -> dict[str, list[Incident]]:

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from slurm_watchdog.actuate import by_agent, by_slurm
 from slurm_watchdog.base import clock
-from slurm_watchdog.controller.actions import own_records
 from slurm_watchdog.controller.actions.job_observer import JobObserver, processes_there, submitted_job
 from slurm_watchdog.controller.actions.ladder.next_move import next_move
 from slurm_watchdog.controller.actions.ladder.process import SIGNALS, described
@@ -41,6 +40,7 @@ from slurm_watchdog.model.slurm import SlurmNode
 from slurm_watchdog.model.slurm_states import RUNNING
 from slurm_watchdog.model.stuck_node import is_unkillable
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
+from slurm_watchdog.trace.records import UNDATED, Touched
 
 log = logging.getLogger(__name__)
 
@@ -152,8 +152,8 @@ class Driver:
         fence = self.run.decision.fence
         if fence is not None:
             self._tools.state.runs.note_action(fence.job_id, fence.restarts, at)
-            age_s = None if at is None else clock.monotonic() - at
-            self._tools.record(own_records.touched(fence.job_id, fence.restarts, age_s))
+            age_s = None if at is None else max(0.0, clock.monotonic() - at)
+            self._tools.record(Touched(t=UNDATED, job_id=fence.job_id, restarts=fence.restarts, age_s=age_s))
 
     @property
     def job_id(self) -> str:

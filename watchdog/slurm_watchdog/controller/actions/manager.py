@@ -12,7 +12,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.hours import is_within
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.config.policy import Policy
-from slurm_watchdog.controller.actions import own_records
+from slurm_watchdog.controller.actions.decision_inputs import subject_of
 from slurm_watchdog.controller.actions.driver import Driver, subject_words
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.node_history import quarantine
@@ -28,6 +28,7 @@ from slurm_watchdog.model.incidents import IncidentKind, IncidentState
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import WAITING
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
+from slurm_watchdog.trace.records import UNDATED, Ended
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +40,8 @@ DRIVE_AGAIN_S = 15.0  # After an action's task has failed (a full disk under the
 
 
 class Actions:
-    """Keeps the running actions; who decides gives them in, and asks which jobs are busy. One event loop owns it.
-
-    The executor of the service: see slurm_watchdog.controller.ports.
-    """
+    """Keeps the running actions; who decides gives them in, and asks which jobs are busy. One event loop owns it. The
+    Executor of the service."""
 
     def __init__(self, tools: Tools):
         self._tools, self._config = tools, tools.config
@@ -108,7 +107,7 @@ class Actions:
 
     def subjects(self) -> list[str]:
         """The runs and processes that are being acted on, sorted, as a recording names them."""
-        return sorted(own_records.subject_of(driver.run.decision) for driver in self._drivers.values())
+        return sorted(subject_of(driver.run.decision) for driver in self._drivers.values())
 
     def operations(self) -> dict[str, str]:
         """Job -> the operation at which an action on it is; `between` while none is being tried."""
@@ -175,7 +174,7 @@ class Actions:
     def _ended(self, run: ActionRun) -> None:
         end = run.end
         assert end is not None
-        self._record(own_records.ended(run.decision, end))
+        self._record(Ended(t=UNDATED, subject=subject_of(run.decision), ok=end.ok, detail=end.detail))
         self._metrics.actions.labels(run.decision.action, end.outcome).inc()
         if end.ok:
             self._count_gpus(run, end.steps_lost or 0)

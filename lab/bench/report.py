@@ -35,7 +35,7 @@ def run(figures: Figures) -> None:
         dates = {"from": str(NOW - YEAR_S), "to": str(NOW)}
         for name, asked in (("year", dates), ("week", {"from": str(NOW - 7 * 86400), "to": str(NOW)})):  # fmt: skip
             began = time.monotonic()
-            found = report_asked(journal.url, asked, None)
+            found = report_asked(journal.url, asked)
             took_s = time.monotonic() - began
             say(f"{name}: {found.known_jobs} jobs, {found.savings}")
             figures.add(f"report.{name}", took_s, "s", at_most=MAX_S)

@@ -19,8 +19,8 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.security import Security
 from slurm_watchdog.controller.api.local_socket import make_app
-from slurm_watchdog.controller.api.routes import ROUTES, Route
-from slurm_watchdog.controller.api.web_page import Page, make_page
+from slurm_watchdog.controller.api.routes import PAGE_ROUTES, ROUTES, Route
+from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.health.cluster import health
 from slurm_watchdog.controller.health.job import HealthInputs
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
@@ -165,7 +165,7 @@ BODIES = {
     "/v1/pause": {"reason": "x"},
     "/v1/resume": {},
 }
-PLACES = {"/v1/diagnose/{id}": [{"id": "c1"}], "/api/jobs/{id}": [{"id": "7"}]}
+PLACES = {"/v1/diagnose/{id}": [{"id": "c1"}], "/v1/jobs/{id}": [{"id": "7"}]}
 """What stands for `{id}`; everywhere else the ids of incidents."""
 
 
@@ -206,5 +206,5 @@ def doors(person: Person, path: Path, nodes: Mapping[str, str] = NO_NODES) -> di
     controller: Any = Controller(path)
     controller.state.node_addresses = dict(nodes)
     if person.uid is None:
-        return asyncio.run(ask(make_page(controller, ""), Page(controller).routes))
+        return asyncio.run(ask(make_page(controller, ""), PAGE_ROUTES))
     return asyncio.run(ask(make_app(controller, lambda request: person), ROUTES))

@@ -17,7 +17,7 @@ from tests.builders.open_doors import Controller
 PASSWORD = "correct-horse-battery"
 HEADERS = {"Authorization": f"Bearer {PASSWORD}"}
 PROXY = "page_proxy_header: X-Remote-User, page_proxies: [127.0.0.1], page_token_file: /x"
-INCIDENT, EVIDENCE = "/api/incidents/abc123", "/api/incidents/abc123/evidence/1"
+INCIDENT, EVIDENCE = "/v1/incidents/abc123", "/v1/incidents/abc123/evidence/1"
 Headers = Mapping[str, str | None]
 """In the place of those of HEADERS; None takes one out."""
 

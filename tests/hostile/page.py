@@ -86,7 +86,7 @@ LOOK = """(() => {
     if (!elements.has(each.tagName.toLowerCase())) bad.push(`<${each.tagName}>`);
     for (const { name, value } of each.attributes) {
       if (!attributes.has(name)) bad.push(`${each.tagName} ${name}`);
-      if (name === "href" && !/^(\\?|api\\/incidents\\/)/.test(value)) bad.push(value.slice(0, 80));
+      if (name === "href" && !/^(\\?|v1\\/incidents\\/)/.test(value)) bad.push(value.slice(0, 80));
     }
   }
   const hidden = document.querySelector("main").textContent.match(/(?![\\n\\t])[\\p{Cc}\\p{Cf}\\p{Cs}\\p{Co}\\p{Cn}\\u2028\\u2029]/u);
@@ -124,13 +124,13 @@ async def answers(number: int) -> None:
     async with aiohttp.ClientSession() as session:
         for texts in batches(number, AT_ONCE):
             async with serving(controller_of(texts, "b"), person=SEES_ALL) as url:
-                overview, texts = await _json(session, f"{url}/api/overview"), list(map(well_formed, texts))
+                overview, texts = await _json(session, f"{url}/v1/overview"), list(map(well_formed, texts))
                 assert [job["name"] for job in overview["jobs"]] == texts
                 assert [each["summary"] for each in overview["open"]] == texts
-                newest = await _json(session, f"{url}/api/incidents")
+                newest = await _json(session, f"{url}/v1/incidents")
                 assert sorted(each["summary"] for each in newest) == sorted(texts)
-                assert (await _json(session, f"{url}/api/jobs/bx0"))["user"] == texts[0]
-                one = await _json(session, f"{url}/api/incidents/bi0")
+                assert (await _json(session, f"{url}/v1/jobs/bx0"))["user"] == texts[0]
+                one = await _json(session, f"{url}/v1/incidents/bi0")
                 assert one["incident"]["evidence"] == [texts[0]]
 
 

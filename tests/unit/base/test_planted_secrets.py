@@ -26,8 +26,8 @@ from slurm_watchdog.cli.bundle import bundle_files
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.api.asking import reason_of
 from slurm_watchdog.controller.api.local_socket import make_app
-from slurm_watchdog.controller.api.routes import ROUTES
-from slurm_watchdog.controller.api.web_page import Page, make_page
+from slurm_watchdog.controller.api.routes import PAGE_ROUTES, ROUTES
+from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.incidents.judge import Judge
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
@@ -140,7 +140,8 @@ def every_exit(text: str, directory: Path) -> dict[str, str]:
     journal.pause(reason, "root", 1.0)
     answers = asyncio.run(ask(make_app(controller, lambda _: ROOT), ROUTES))
     journal.pause(reason, "root", 2.0)
-    answers |= asyncio.run(ask(make_page(controller, "", Person(knows_password=True)), Page(controller).routes))
+    shown = asyncio.run(ask(make_page(controller, "", Person(knows_password=True)), PAGE_ROUTES))
+    answers |= {f"page {route}": answer for route, answer in shown.items()}
     explanation = json.loads(answers["GET /v1/incidents/abc123"][1])
     numbers = [each["number"] for each in explanation["evidence"]]
     documents = {number: json.loads(journal.evidence.document("abc123", number) or b"null") for number in numbers}
@@ -182,6 +183,6 @@ def test_without_the_masks_the_same_secrets_are_found(tmp_path: Path, monkeypatc
     plain = "quite an ordinary text of 0123456789 characters"
     exits = every_exit(plain, tmp_path)
     assert {where for where, seen in exits.items() if plain in seen} >= {
-        "report", "agent", "webhook", "alertmanager", "slack", "log", "reason", "GET /v1/incidents/abc123", "GET /api/incidents/abc123",
+        "report", "agent", "webhook", "alertmanager", "slack", "log", "reason", "GET /v1/incidents/abc123", "page GET /v1/incidents/abc123",
         "bundle incident.json",
     }  # fmt: skip

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.cli.ask import intervals, print_report
 from slurm_watchdog.cli.show import paired, run_row
-from slurm_watchdog.controller.api.answers import read
+from slurm_watchdog.controller.api.answers import report_asked
 from slurm_watchdog.controller.api.local_socket import make_app
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.controller.run_records import RunRecords
@@ -125,7 +125,7 @@ def test_what_mode_act_would_have_saved_is_said_in_the_terminal_and_json(journal
     journal.add_decision(replace(decided, id="other", fence=replace(fence, restarts=1), decided_at=T))
     words = "In mode act 70.0 node-hours more would have been saved, in 1 run: "
     assert words in asked(journal, "report", "--from", "2023-11-01").replace("\n", " ")
-    found, _ = read(journal.url, T, T + 100 * H)
+    found = report_asked(journal.url, {"from": str(T), "to": str(T + 100 * H)})
     assert (found.savings.would_save_h, found.savings.observed) == (70.0, 1)
     assert json.loads(asked(journal, "report", "--from", "2023-11-01", "--json"))["savings"]["would_save_h"] == 70.0
 
@@ -143,7 +143,7 @@ def test_jobs_that_were_saved_for_maintenance_are_no_failures_and_nothing_is_sai
         asked_ = replace(DECISION, id=f"p{number}", incident_id=f"m{number}", decided_at=ended_at - 30, fence=fence)
         journal.add_decision(asked_)
         journal.end_action(asked_.id, replace(RUN.end, ended_at=ended_at + 60))
-    found, _ = read(journal.url, T, T + 100 * H)
+    found = report_asked(journal.url, {"from": str(T), "to": str(T + 100 * H)})
     assert (found.failures, found.savings.unknown, found.nodes) == (1, 1, (("n1", 1),))
 
 

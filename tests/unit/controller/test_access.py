@@ -17,7 +17,8 @@ from slurm_watchdog.cli.bundle import bundle_files
 from slurm_watchdog.controller.api.answers import without_kernel_lines
 from slurm_watchdog.controller.api.asking import operators_of
 from slurm_watchdog.controller.api.local_socket import make_app, peer_person
-from slurm_watchdog.controller.api.web_page import Page, make_page
+from slurm_watchdog.controller.api.routes import PAGE_ROUTES
+from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import Operators, Person, may_see, public_sentence
 from slurm_watchdog.detect.registry import KINDS, spec_of
@@ -59,12 +60,10 @@ def test_a_stranger_s_answers_have_no_word_of_a_user_and_everybody_else_s_do(who
 
 def test_the_page_with_its_password_gives_what_it_does_not_give_without(tmp_path: Path) -> None:
     controller: Any = Controller(tmp_path)
-    answers = asyncio.run(
-        ask(make_page(controller, "a password"), Page(controller).routes, Authorization="Bearer a password")
-    )
+    answers = asyncio.run(ask(make_page(controller, "a password"), PAGE_ROUTES, Authorization="Bearer a password"))
     assert {route for route, (_, text) in answers.items() if MARK in text} >= {
-        "GET /api/overview", "GET /api/incidents", "GET /api/incidents/abc123", "GET /api/incidents/abc123/evidence/2",
-        "GET /api/jobs/7",
+        "GET /v1/overview", "GET /v1/incidents", "GET /v1/incidents/abc123", "GET /v1/incidents/abc123/evidence/2",
+        "GET /v1/jobs/7",
     }  # fmt: skip
 
 
@@ -106,7 +105,7 @@ def test_explain_page_and_bundle_of_two_incidents_show_the_same_stacks_to_those_
     ]
     assert told["evidence"][1]["document"] == SHARED
     assert told["evidence"][1]["taken"] == "taken 4 s after the incident began"
-    shown, of_first = asyncio.run(answers(page, "/api/incidents/second", "/api/incidents/first"))
+    shown, of_first = asyncio.run(answers(page, "/v1/incidents/second", "/v1/incidents/first"))
     stacks, of_first = (
         next(each for each in answer["evidence"] if each["kind"] == "diagnosis") for answer in (shown, of_first)
     )

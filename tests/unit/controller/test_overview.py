@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.lateness import is_late
-from slurm_watchdog.controller.api.page_views import node_map, ranks_of
+from slurm_watchdog.controller.api.views import node_map, ranks_of
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.model.cluster_view import RankGpu
 from slurm_watchdog.model.node_view import GpuView
@@ -116,9 +116,9 @@ def test_without_a_token_the_page_is_open_and_gives_out_no_evidence() -> None:
             text = await answer.text()
             assert "A GPU has a fault on node0001 (job 7)." in text and "Details are for the owner" in text
             assert "said by m4" not in text and "all_reduce" not in text
-        async with session.get(f"{url}/api/incidents/abc123") as answer:
+        async with session.get(f"{url}/v1/incidents/abc123") as answer:
             assert (await answer.json())["evidence"] == []
-        async with session.get(f"{url}/api/incidents/abc123/evidence/1") as answer:
+        async with session.get(f"{url}/v1/incidents/abc123/evidence/1") as answer:
             assert answer.status == 403
             assert "is for the owner of its jobs" in (await answer.json())["error"]
 
@@ -132,7 +132,7 @@ def test_without_a_token_the_page_is_open_and_gives_out_no_evidence() -> None:
 def test_with_a_token_nobody_comes_in_without_it(auth: str | None) -> None:
     async def page(session: aiohttp.ClientSession, url: str) -> None:
         headers = {"Authorization": auth} if auth else {}
-        for path in ("/", "/page.js", "/api/overview", "/api/incidents/abc123/evidence/1"):
+        for path in ("/", "/page.js", "/v1/overview", "/v1/incidents/abc123/evidence/1"):
             async with session.get(url + path, headers=headers) as answer:
                 assert (answer.status, "Basic" in answer.headers["WWW-Authenticate"]) == (401, True)
 
@@ -155,9 +155,9 @@ def test_after_twenty_wrong_passwords_nothing_is_looked_at_for_a_while() -> None
 def test_with_its_token_evidence_is_given_out() -> None:
     async def page(session: aiohttp.ClientSession, url: str) -> None:
         headers = {"Authorization": basic("anybody", TOKEN)}
-        async with session.get(f"{url}/api/incidents/abc123/evidence/1", headers=headers) as answer:
+        async with session.get(f"{url}/v1/incidents/abc123/evidence/1", headers=headers) as answer:
             assert (answer.status, await answer.json()) == (200, {"secret": "of a user"})
-        async with session.get(f"{url}/api/incidents/abc123/evidence/9", headers=headers) as answer:
+        async with session.get(f"{url}/v1/incidents/abc123/evidence/9", headers=headers) as answer:
             assert answer.status == 404
 
     talk_to(page, token=TOKEN)
@@ -165,9 +165,9 @@ def test_with_its_token_evidence_is_given_out() -> None:
 
 def test_another_site_that_calls_itself_by_our_address_reads_nothing() -> None:
     async def page(session: aiohttp.ClientSession, url: str) -> None:
-        async with session.get(f"{url}/api/overview", headers={"Host": "evil.example:9767"}) as answer:
+        async with session.get(f"{url}/v1/overview", headers={"Host": "evil.example:9767"}) as answer:
             assert (answer.status, await answer.json()) == (421, {"error": "ask for localhost"})
-        async with session.get(f"{url}/api/overview", headers={"Host": "localhost:9767"}) as answer:
+        async with session.get(f"{url}/v1/overview", headers={"Host": "localhost:9767"}) as answer:
             assert answer.status == 200
 
     talk_to(page)
@@ -176,7 +176,7 @@ def test_another_site_that_calls_itself_by_our_address_reads_nothing() -> None:
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 def test_nothing_can_be_changed_through_the_page(method: str) -> None:
     async def page(session: aiohttp.ClientSession, url: str) -> None:
-        for path in ("/", "/api/overview", "/api/incidents/abc123", "/v1/pause", "/v1/restart"):
+        for path in ("/", "/v1/overview", "/v1/incidents/abc123", "/v1/pause", "/v1/restart"):
             async with session.request(method, url + path) as answer:
                 assert answer.status in (404, 405), path
 
@@ -186,7 +186,7 @@ def test_nothing_can_be_changed_through_the_page(method: str) -> None:
 def test_what_is_not_there_is_said_in_a_sentence() -> None:
     async def page(session: aiohttp.ClientSession, url: str) -> list[tuple[int, str]]:
         found = []
-        for path in ("/api/jobs/99", "/api/incidents/zzz", "/nowhere"):
+        for path in ("/v1/jobs/99", "/v1/incidents/zzz", "/nowhere"):
             async with session.get(url + path) as answer:
                 found.append((answer.status, (await answer.json())["error"]))
         return found
@@ -208,7 +208,7 @@ def test_a_job_that_has_ended_is_shown_to_operators_and_to_its_owner_alone() -> 
         async with (
             serving(controller, person=person) as url,
             aiohttp.ClientSession() as session,
-            session.get(f"{url}/api/jobs/5") as answer,
+            session.get(f"{url}/v1/jobs/5") as answer,
         ):
             document = await answer.json()
             return answer.status, len(document.get("history", {"runs": ()})["runs"])

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.api.page_views import act, history
-from slurm_watchdog.controller.api.page_views import todo as todo_rows
+from slurm_watchdog.controller.api.answers import history
+from slurm_watchdog.controller.api.answers import todo as todo_rows
+from slurm_watchdog.controller.api.views import action_of
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, Decision, Verdict
 from slurm_watchdog.model.documents import Waiting
@@ -37,7 +38,8 @@ def none_seen(_: Incident) -> bool:
 
 
 def todo(journal: Journal, *incidents: Incident, quiet: tuple[str, ...] = (), sees: Any = all_seen) -> tuple[Todo, ...]:
-    return todo_rows(incidents or (INCIDENT,), quiet, journal.open_actions(), journal, sees)
+    handled = {*quiet, *(run.decision.incident_id for run in journal.open_actions())}
+    return todo_rows(incidents or (INCIDENT,), handled, journal, sees)
 
 
 def decided(journal: Journal, **changes: Any) -> Decision:
@@ -48,11 +50,12 @@ def decided(journal: Journal, **changes: Any) -> Decision:
 
 def test_what_is_under_way_is_being_done_and_nobody_has_to_do_it(journal: Journal) -> None:
     decided(journal)
-    (row,) = (act(each, Waiting(what="a checkpoint", until=300.0)) for each in journal.open_actions())
-    assert row.waiting is not None
-    assert (row.incident, row.job_id, row.action, row.waiting.what, row.waiting.until) == (
-        "i1", "7", "graceful_restart", "a checkpoint", 300.0,
-    )  # fmt: skip
+    (run,) = journal.open_actions()
+    row, told = action_of(run, Waiting(what="a checkpoint", until=300.0)), action_of(run, whole=False)
+    assert row.waiting is not None and (row.waiting.what, row.waiting.until) == ("a checkpoint", 300.0)
+    for each in (row, told):
+        assert (each.incident_id, each.job_id, each.action) == ("i1", "7", "graceful_restart")
+    assert (row.reason, told.reason, told.operations) == (DECISION.reason, "", ())
     assert todo(journal) == ()
 
 

@@ -30,7 +30,6 @@ from slurm_watchdog.controller.api.user_door import (
     MAX_ANSWER,
     MAX_OF_ONE_ADDRESS,
     UserDoor,
-    make_user_server,
 )
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
@@ -100,7 +99,7 @@ async def port_of(
 ) -> AsyncIterator[tuple[Server, int]]:
     """The door on a free port."""
     counted: Counter[str] = Counter() if refused is None else refused
-    server = make_user_server(controller, UserDoor(munge, munge.encode), lambda reason: counted.update((reason,)))
+    server = UserDoor(controller, munge, munge.encode).server(lambda reason: counted.update((reason,)))
     port = await server.start("127.0.0.1", 0, 200)
     try:
         yield server, port
@@ -277,8 +276,7 @@ def test_a_user_whom_the_directory_does_not_find_in_time_comes_again(controller:
         return Person(uid)
 
     async def go() -> tuple[int, str]:
-        door = UserDoor(munge, munge.encode, users=UserLookup(look_up, deadline_s=0.1))
-        server = make_user_server(controller, door)
+        server = UserDoor(controller, munge, munge.encode, UserLookup(look_up, deadline_s=0.1)).server()
         port = await server.start("127.0.0.1", 0, 200)
         try:
             async with aiohttp.ClientSession() as client:

@@ -23,7 +23,7 @@ from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.api import local_socket
-from slurm_watchdog.controller.api.user_door import UserDoor, make_user_server
+from slurm_watchdog.controller.api.user_door import UserDoor
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.controller import Controller, Outside
 from slurm_watchdog.controller.evidence.held_answers import HeldAnswers
@@ -363,9 +363,9 @@ async def open_user_door(controller: Controller) -> Server:
     """The port for users on other machines. Raises OSError."""
     munge = controller.config.security.munge_socket
     decoder = MungeProcess(munge)
-    door = UserDoor(decoder, lambda payload, uid: encode_with_munge(payload, uid, munge))
+    door = UserDoor(controller, decoder, lambda payload, uid: encode_with_munge(payload, uid, munge))
     refused = controller.metrics.refused_connections
-    server = make_user_server(controller, door, lambda reason: refused.labels(reason).inc())
+    server = door.server(lambda reason: refused.labels(reason).inc())
     host, port = split_address(controller.config.controller.user_listen)
     await server.start(host, port, BACKLOG)
     return server

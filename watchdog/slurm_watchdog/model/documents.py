@@ -238,6 +238,9 @@ class ActionRun(DecisionSummary):
     """What was done for one decision."""
 
     decision_id: str
+    incident_id: str = ""
+    job_id: str | None = None
+    decided_at: float | None = None
     operations: tuple[Operation, ...] = ()
     waiting: Waiting | None = None
     end: ActionEnd | None = None

@@ -1,11 +1,10 @@
-"""What the page draws beside a status: see slurm_watchdog.controller.api.page_views."""
+"""What the page draws beside a status: see slurm_watchdog.controller.api.answers."""
 
 from __future__ import annotations
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.actions import Action, ActionEnd
 from slurm_watchdog.model.cluster_view import LossPoint, ProcessView, StepTime
-from slurm_watchdog.model.documents import Answer, Incident, Job, Status, Waiting
+from slurm_watchdog.model.documents import ActionRun, Answer, Incident, Job, Status
 from slurm_watchdog.model.observations import Gpu
 from slurm_watchdog.model.run_record import RunRecord
 from slurm_watchdog.model.supervisor import SupervisorStatus
@@ -21,17 +20,6 @@ class MapNode(Struct):
     by a process, b works, f free, u unknown, for its node is silent."""
     reason: str = ""
     jobs: tuple[str, ...] = ()
-
-
-class Act(Answer):
-    """An action under way, or over."""
-
-    incident: str
-    job_id: str | None = None
-    action: Action
-    at: float
-    waiting: Waiting | None = None
-    end: ActionEnd | None = None
 
 
 class Todo(Answer):
@@ -50,7 +38,7 @@ class Overview(Status):
     cluster: str
     at: float
     map: tuple[MapNode, ...] = ()
-    doing: tuple[Act, ...] = ()
+    doing: tuple[ActionRun, ...] = ()
     todo: tuple[Todo, ...] = ()
 
 
@@ -68,7 +56,7 @@ class History(Answer):
 
     runs: tuple[RunRecord, ...] = ()
     incidents: tuple[Incident, ...] = ()
-    actions: tuple[Act, ...] = ()
+    actions: tuple[ActionRun, ...] = ()
 
 
 class JobPage(Job):

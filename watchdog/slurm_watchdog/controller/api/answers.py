@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
+from msgspec import structs
 from msgspec.structs import replace
 
 from slurm_watchdog import __version__
@@ -20,29 +21,39 @@ from slurm_watchdog.base.text import duration
 from slurm_watchdog.controller.api.asking import UNKNOWN_CALLER, Asked, RequestRefused, Who, checked_nodes
 from slurm_watchdog.controller.api.views import (
     DETAILS_FOR,
+    SHOWN_OPEN,
     Sees,
     action_of,
     done_about,
     is_of,
+    job_row,
+    node_map,
+    open_incident,
     own_status,
+    ranks_of,
     shown,
     status_of,
+    why_left,
 )
+from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.controller.node_history.suspicion import Counted, kind_words, suspicion_of
-from slurm_watchdog.controller.policy.access import Operators, Person
+from slurm_watchdog.controller.policy.access import Operators, Person, may_see
 from slurm_watchdog.controller.state.evidence_collection import Collected, diagnosis_of, node_rows
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.detect.suspect_node import SUSPECT_FROM
 from slurm_watchdog.journal.evidence import Piece
 from slurm_watchdog.journal.reports import read_report
 from slurm_watchdog.model import documents
+from slurm_watchdog.model.actions import ActionRun
 from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
-from slurm_watchdog.model.documents import ControllerState, Pause, SlurmState, Status
-from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
+from slurm_watchdog.model.documents import ControllerState, Job, Pause, SlurmState, Status
+from slurm_watchdog.model.headline import response
+from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.lost_time import Report
 from slurm_watchdog.model.node_documents import NodeHistory, NodeSuspicion, NodeTable, PastEvent
 from slurm_watchdog.model.node_events import MOUNT_PLACE, NodeEvent
-from slurm_watchdog.model.run_record import RunRecord, Spell
+from slurm_watchdog.model.page_documents import History, JobPage, Overview, Todo
+from slurm_watchdog.model.run_record import RunRecord
 from slurm_watchdog.model.silence import Silence
 
 if TYPE_CHECKING:
@@ -65,6 +76,12 @@ SHOWN_LEFT_OUT = 20
 MAX_REPORTS = 4  # Reports that are made or wait: one at a time, in a thread of their own.
 SHOWN_NODES = 200  # Of a cluster's suspicious nodes, the worst first.
 SHOWN_EVENTS = 500
+FRESH_S = 2.0
+"""All browsers of one person are shown the same overview for so long: the map of 10,000 nodes costs some tens of
+milliseconds."""
+SHOWN_TODO = 20
+SHOWN_HISTORY = 50  # Incidents of one job, the newest.
+CURVE_POINTS = 120  # Step times of a chart, the newest: a point every few pixels of a phone's width.
 SHOWN_JOBS = 500  # Those that lost most.
 LATEST = 1e11
 HISTORY_S = 90 * 86400.0  # What restarts saved is compared with so much before.
@@ -107,6 +124,7 @@ class Api:
         self.who = Who(controller.config, lambda: controller.state.people)
         self.report_thread = ThreadPoolExecutor(1, thread_name_prefix="report")
         self.reports = 0
+        self.overviews: dict[Hashable, tuple[float, Overview]] = {}  # Who asked -> when it was made, the document.
 
     def paused(self) -> Pause | None:
         found = self.controller.journal.paused()
@@ -280,6 +298,101 @@ def progress_of(found: Collected) -> DiagnosisProgress:
     )
 
 
+# ------------------------------------------------------------------------------------------------ the page
+
+
+def overview(api: Api, asked: Asked) -> Overview:
+    """The status with all open incidents, the map of the nodes, what is being done and what a person has to do."""
+    now, key = clock.monotonic(), (asked.person, api.who.only(asked))
+    api.overviews = {who: kept for who, kept in api.overviews.items() if now - kept[0] <= FRESH_S}
+    if key not in api.overviews:
+        api.overviews[key] = now, _overview(api, asked)
+    return api.overviews[key][1]
+
+
+def _overview(api: Api, asked: Asked) -> Overview:
+    c, sees = api.controller, api.who.sees(asked)
+    under_way, known = c.journal.open_actions(), c.judge.incidents
+    quiet = {each.id: c.silences.words_of(each) for each in known}
+
+    def doing(run: ActionRun) -> documents.ActionRun:
+        """Whole for those who may see the incident: its words may repeat what Slurm or a node answered."""
+        about = run.decision.incident_id
+        found = known.get(about) or c.journal.incident(about)
+        whole = found is not None and sees(found)
+        return action_of(run, c.actions.waiting(run.decision.id) if whole else None, whole=whole)
+
+    fields = structs.asdict(api.overall(asked)) | {
+        "open": tuple(
+            open_incident(each, sees, quiet[each.id], api.done(each) if number < SHOWN_OPEN else response(each))
+            for number, each in enumerate(known)
+        )
+    }
+    handled = {run.decision.incident_id for run in under_way} | {each for each in quiet if quiet[each]}
+    return Overview(
+        **fields,
+        cluster=c.config.cluster_name,
+        at=clock.wall(),
+        map=node_map(c.judge.view, known),
+        doing=tuple(map(doing, under_way)),
+        todo=todo(known, handled, c.journal, sees),
+    )
+
+
+def todo(incidents: Iterable[Incident], handled: Collection[str], journal: Journal, sees: Sees) -> tuple[Todo, ...]:
+    """Incidents that wait for a person, the critical ones first: announced, looked after by no one, and nothing is
+    under way (`handled` has the ids of the others). With why nothing was done, and what usually helps."""
+    left = [each for each in incidents if is_announced(each) and each.id not in handled]
+    left.sort(key=lambda each: (each.severity is not Severity.CRITICAL, each.opened_at))
+    decisions = journal.decisions_about(each.id for each in left[:SHOWN_TODO])
+    return tuple(
+        picked(
+            Todo, each, "kind", "job_ids", incident=each.id,
+            why=why_left(decisions.get(each.id, []), may_see=sees(each)),
+            hint="" if (hint := spec_of(each.kind).hint) is None else hint.try_next,
+        )
+        for each in left[:SHOWN_TODO]
+    )  # fmt: skip
+
+
+def job(api: Api, asked: Asked) -> JobPage:
+    """One job, or what is remembered of one that has ended."""
+    c, job_id, sees = api.controller, asked.named["id"], api.who.sees(asked)
+    view = next((job for job in c.judge.view.jobs if job.job.job_id == job_id), None)
+    if view is None:
+        owners = {run.uid for run in c.journal.run_records.of(job_id=[job_id])}
+        if not owners or not (api.who.is_operator(asked) or owners == {asked.person.uid}):
+            raise RequestRefused(404, f"job {job_id[:40]!r} is not running, or not watched")
+        return JobPage(job_id=job_id, ended=True, history=history(c.journal, job_id, sees))
+    row = replace(job_row(view, c.judge.limits_s.get(job_id)), health=c.health().of(job_id))
+    shown = picked(JobPage, row, *Job.__struct_fields__, step_times=view.step_times[-CURVE_POINTS:])
+    if not may_see((view.job.uid,), asked.person, api.who.operators):
+        return shown
+    about = [each for each in c.judge.incidents if job_id in each.job_ids and is_announced(each)]
+    named = {each.rank for incident in about for each in incident.culprits}
+    return replace(
+        shown, losses=view.losses, rank_rows=ranks_of(view, named), supervisor=view.supervisor,
+        history=history(c.journal, job_id, sees),
+    )  # fmt: skip
+
+
+def history(journal: Journal, job_id: str, sees: Sees) -> History:
+    """A job's runs, those of its incidents that the person may see and that were reported, and what was done. Raises
+    JournalError."""
+    incidents = [
+        each
+        for each in journal.incidents(job_id=job_id, limit=SHOWN_HISTORY)
+        if each.fired_at is not None and each.inhibited_by is None and sees(each)
+    ]
+    done = (run for each in incidents for run in journal.actions(each.id) if run.decision.acts)
+    fields = ("id", "kind", "severity", "opened_at", "resolved_at")
+    return History(
+        runs=tuple(sorted(journal.run_records.of(job_id=[job_id]), key=lambda run: run.began_at)),
+        incidents=tuple(picked(documents.Incident, each, *fields) for each in incidents),
+        actions=tuple(map(action_of, done)),
+    )
+
+
 # ------------------------------------------------------------------------------------------------ nodes
 
 
@@ -364,7 +477,7 @@ async def report(api: Api, asked: Asked) -> Report:
     return await work
 
 
-def report_asked(url: str, asked: Mapping[str, str], uid: int | None) -> Report:
+def report_asked(url: str, asked: Mapping[str, str], uid: int | None = None) -> Report:
     """The report of the journal at `url`. `asked`: `from` and `to` (dates in seconds since 1970), `user`, `account` and
     `partition`, names or globs with commas, `job`, ids with commas. `uid`: whose jobs count; None: everybody's.
 
@@ -372,16 +485,9 @@ def report_asked(url: str, asked: Mapping[str, str], uid: int | None) -> Report:
     since, until = _date(asked, "from", 0.0), _date(asked, "to", clock.wall())
     if since >= until:
         raise RequestRefused(400, "the report has to end after it begins")
-    found, runs = read(url, since, until, asked, uid)
-    of_one = tuple(run for run in runs if run.seen_at >= since) if len(found.jobs) == 1 else ()
-    return replace(found, jobs=found.jobs[:SHOWN_JOBS], runs=of_one)
-
-
-def read(
-    url: str, since: float, until: float, asked: Mapping[str, str] | None = None, uid: int | None = None
-) -> tuple[Report, list[RunRecord]]:
-    """The same as values, with the runs that are in it and those before. Raises JournalError."""
     everything, known = read_report(url, max(0.0, since - HISTORY_S), until)
+    runs = [run for run in everything if uid in (None, run.uid) and _is_wanted(run, asked)]
+    jobs, whole = {run.job_id for run in runs}, uid is None and len(runs) == len(everything)
     spells = [
         replace(
             each,
@@ -389,10 +495,11 @@ def read(
             stops_steps=spec_of(each.kind).stops_steps,
         )
         for each in known
+        if each.job_id in jobs or (whole and not each.job_id)  # of no job: in a report of the whole cluster
     ]
-    runs = [run for run in everything if uid in (None, run.uid) and _is_wanted(run, asked or {})]
-    about = _about(spells, runs, whole=uid is None and len(runs) == len(everything))
-    return counted(runs, about, since, until), runs
+    found = counted(runs, spells, since, until)
+    of_one = tuple(run for run in runs if run.seen_at >= since) if len(found.jobs) == 1 else ()
+    return replace(found, jobs=found.jobs[:SHOWN_JOBS], runs=of_one)
 
 
 def _is_wanted(run: RunRecord, asked: Mapping[str, str]) -> bool:
@@ -401,12 +508,6 @@ def _is_wanted(run: RunRecord, asked: Mapping[str, str]) -> bool:
     known = {"user": run.user, "account": run.account, "partition": run.partition}
     given = {name: asked[name].split(",") for name in known if asked.get(name)}
     return all(any(fnmatchcase(known[name], glob) for glob in globs) for name, globs in given.items())
-
-
-def _about(spells: Sequence[Spell], runs: Sequence[RunRecord], *, whole: bool) -> list[Spell]:
-    """The incidents of these runs; those of no job in a report of the whole cluster."""
-    mine = {run.job_id for run in runs}
-    return [each for each in spells if each.job_id in mine or (whole and not each.job_id)]
 
 
 def _date(asked: Mapping[str, str], name: str, default: float) -> float:

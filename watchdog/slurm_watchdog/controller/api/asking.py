@@ -140,11 +140,10 @@ class Who:
             return True
         if incident.kind != IncidentKind.OPERATOR_RESTART or asked.only_own is not None or asked.person.uid is None:
             return False
-        if self.name(asked) in {run.decision.asked_by for run in runs}:
-            return True
-        known = [jobs.get(each) for each in incident.job_ids]
+        known = (jobs.get(each) for each in incident.job_ids)
         accounts = {"" if each is None else each.account for each in known}
-        return self.may(asked, "restart", incident.owners, accounts)
+        made = self.name(asked) in {run.decision.asked_by for run in runs}
+        return made or self.may(asked, "restart", incident.owners, accounts)
 
     def require_sight(self, asked: Asked, job: SlurmJob) -> None:
         """Raises RequestRefused unless the person who asks may see the evidence of a job."""
@@ -159,35 +158,27 @@ class Who:
             raise RequestRefused(403, UNKNOWN_CALLER)
         return person.name or f"uid {person.uid}"
 
-    def may(self, asked: Asked, command: str, owners: Iterable[int], accounts: Iterable[str]) -> bool:
-        """Whether the person who asks may use a command."""
-        try:
-            self.require(asked, command, owners, accounts=accounts)
-        except RequestRefused:
-            return False
-        return True
+    def may(self, asked: Asked, command: str, owners: Iterable[int] = (), accounts: Iterable[str] = ()) -> bool:
+        """Whether the person who asks may use a command of RIGHTS on what belongs to `owners`, of these accounts."""
+        person, right, others = asked.person, RIGHTS[command], self._others.get(command)
+        is_owner = right.owner and set(owners) == {person.uid}
+        if asked.only_own is not None or is_owner:
+            return is_owner
+        if person.uid in (0, os.geteuid()) or (right.operators and self.operators.include(person)):
+            return True
+        return others is not None and others.include(person, self.name(asked), accounts, self._people())
 
     def require(
-        self, asked: Asked, command: str, owners: Iterable[int] = (), about: str = "",
-        accounts: Iterable[str] = (),
-    ) -> str:  # fmt: skip
-        """The name of the person who asks. Raises RequestRefused if this person may not use a command of RIGHTS on what
-        belongs to `owners`, of these Slurm accounts; `about` says whose it is."""
-        name, person, right = self.name(asked), asked.person, RIGHTS[command]
-        if asked.only_own is not None:
-            if right.owner and set(owners) == {asked.only_own}:
-                return name
-            raise RequestRefused(403, f"{about + ': ' if about else ''}here only its owner may {right.what}")
-        others = self._others.get(command)
-        if others is not None and others.include(person, name, accounts, self._people()):
+        self, asked: Asked, command: str, owners: Iterable[int] = (), about: str = "", accounts: Iterable[str] = ()
+    ) -> str:
+        """The name of the person who asks. Raises RequestRefused unless this person `may`; `about` says whose it is."""
+        name, right = self.name(asked), RIGHTS[command]
+        if self.may(asked, command, owners, accounts):
             return name
-        if person.uid in (0, os.geteuid()) or (right.operators and self.operators.include(person)):
-            return name
-        if right.owner and set(owners) == {person.uid}:
-            return name
-        who = ["root", "the user that the controller runs as"]
-        who += ["its owner"] * right.owner + ["security.operators"] * right.operators + [f"security.may.{command}"]
-        raise RequestRefused(403, f"{about + ': ' if about else ''}only {', '.join(who)} may {right.what}")
+        who = ["root", "the user that the controller runs as", *["its owner"] * right.owner]
+        who += [*["security.operators"] * right.operators, f"security.may.{command}"]
+        whose = "here only its owner" if asked.only_own is not None else f"only {', '.join(who)}"
+        raise RequestRefused(403, f"{about}{': ' if about else ''}{whose} may {right.what}")
 
 
 def read_body(asked: Asked, kind: type[B]) -> B:

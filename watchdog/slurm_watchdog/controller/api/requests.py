@@ -14,9 +14,8 @@ from slurm_watchdog.base.structs import picked
 from slurm_watchdog.base.text import one_line, plural
 from slurm_watchdog.controller.api.answers import Api, progress_of
 from slurm_watchdog.controller.api.asking import Asked, RequestRefused, checked_job, checked_nodes, reason_of
-from slurm_watchdog.controller.api.views import action_of, is_own
+from slurm_watchdog.controller.api.views import action_of, is_of
 from slurm_watchdog.controller.incidents.judge import proves_stuck
-from slurm_watchdog.controller.node_history.ledger import NodeLedger
 from slurm_watchdog.controller.node_history.suspicion import DAY_S, MAX_WHAT
 from slurm_watchdog.detect.registry import KINDS
 from slurm_watchdog.model.actions import Decision
@@ -123,8 +122,7 @@ def diagnose(api: Api, asked: Asked, given: JobRequest) -> DiagnosisProgress:
 
 def selected(api: Api, asked: Asked) -> list[SelectedJob]:
     """The running jobs, each with why it cannot be asked to save."""
-    running = [job for job in api.controller.state.jobs.values() if job.state in RESTARTABLE]
-    return [_row(api, job) for job in running]
+    return [_row(api, job) for job in api.controller.state.jobs.values() if job.state in RESTARTABLE]
 
 
 def _row(api: Api, job: SlurmJob) -> SelectedJob:
@@ -162,7 +160,10 @@ async def ask_jobs(api: Api, asked: Asked, given: SaveRequest) -> list[Answered]
     exclude = checked_nodes(given.exclude, api.controller.state.node_addresses)
     rows = []
     for job_id in map(checked_job, given.job_ids):
-        rows.append(_ask_one(api, asked, job_id, given, exclude, within_s))
+        try:
+            rows.append(_ask_one(api, asked, job_id, given, exclude, within_s))
+        except RequestRefused as error:
+            rows.append(Answered(job_id=job_id, verdict="refused", reason=str(error)))
         await asyncio.sleep(0)
     return rows
 
@@ -172,14 +173,10 @@ def _ask_one(
 ) -> Answered:
     job = api.controller.state.jobs.get(job_id)
     if job is None:
-        return Answered(job_id=job_id, verdict="refused", reason="Slurm does not list it any more")
-    try:
-        name = api.who.require(asked, "restart", (job.uid,), f"it belongs to {job.user}", (job.account,))
-    except RequestRefused as error:
-        return Answered(job_id=job_id, verdict="refused", reason=str(error))
-    why_not = _why_not(api, job)
-    if why_not:
-        return Answered(job_id=job_id, verdict="refused", reason=why_not)
+        raise RequestRefused(404, "Slurm does not list it any more")
+    name = api.who.require(asked, "restart", (job.uid,), f"it belongs to {job.user}", (job.account,))
+    if why_not := _why_not(api, job):
+        raise RequestRefused(409, why_not)
     incident, decision = api.controller.decider.ask_restart(
         job, exclude, reason_of(given.reason), name, wish=given.wish, within_s=within_s
     )
@@ -191,7 +188,7 @@ async def progress(api: Api, asked: Asked, given: FollowRequest) -> dict[str, Ac
     c, found, only = api.controller, {}, api.who.only(asked)
     for incident_id in given.incident_ids:
         incident = c.journal.incident(incident_id)
-        if incident is not None and (only is None or is_own(incident, only)):
+        if incident is not None and is_of(incident, only):
             runs = c.journal.actions(incident_id)
             if runs and api.who.follows(asked, incident, runs, c.state.jobs):
                 found[incident_id] = action_of(runs[-1], c.actions.waiting(runs[-1].decision.id))
@@ -231,10 +228,10 @@ def silence(api: Api, asked: Asked, given: SilenceRequest) -> Silences:
     if not (kinds or jobs or nodes):
         raise RequestRefused(400, "name what is silenced: --kind, --job or --node")
     known = elements_of(jobs, state.jobs)
-    owners = {each.uid for of_one in known for each in of_one} if all(known) else set()
-    accounts = {each.account for of_one in known for each in of_one} if owners else set()
+    of_jobs = [each for of_one in known for each in of_one] if all(known) else []
+    owners, accounts = {each.uid for each in of_jobs}, {each.account for each in of_jobs}
     name = api.who.require(asked, "silence", owners, accounts=accounts)
-    owner = asked.person.uid if not api.who.may(asked, "silence", (), accounts) else None
+    owner = None if api.who.may(asked, "silence", (), accounts) else asked.person.uid
     most = MAX_SILENCES if owner is None else MAX_OF_OWNER
     if sum(each.owner == owner for each in api.controller.silences.listed()) >= most:
         raise RequestRefused(429, f"there are {most} silences already: end some")
@@ -281,7 +278,9 @@ def add_node_event(api: Api, asked: Asked, given: NodeEventRequest) -> NodeEvent
     if given.kind == NodeEventKind.MENDED and not is_operator:
         api.who.require(asked, "mend")
         is_operator = True
-    if not has_room(c.ledger, now, is_operator=is_operator):
+    kinds = {*ADDED, *USERS_OWN.values()}
+    added = sum(each.kind in kinds and now - each.at < DAY_S for each in c.ledger.events())
+    if added >= (MAX_ADDED_A_DAY if is_operator else MAX_ADDED_A_DAY // 2):  # users leave half of it to operators
         raise RequestRefused(429, "so many events were added today that no more is taken")
     event = event_of(node, given, now, name, is_operator=is_operator)
     c.ledger.record(event)
@@ -291,16 +290,13 @@ def add_node_event(api: Api, asked: Asked, given: NodeEventRequest) -> NodeEvent
 def event_of(node: str, given: NodeEventRequest, now: float, by: str, *, is_operator: bool) -> NodeEvent:
     """The event that a person or a test adds to a node. A user's own test is kept to be read, and counts for
     nothing: anybody could say so of anything. Raises RequestRefused."""
-    if given.kind not in ADDED:
-        raise RequestRefused(400, f"kind has to be one of {', '.join(sorted(ADDED))}")
-    if not _WORD.fullmatch(given.id):
-        raise RequestRefused(400, "id has to be a word that names this test, or this repair, and no other")
-    if given.place and not _WORD.fullmatch(given.place):
+    words = (given.id, given.place) if given.place else (given.id,)
+    if given.kind not in ADDED or not given.what.strip() or not all(map(_WORD.fullmatch, words)):
         raise RequestRefused(
-            400, "place has to be the part of the node that it is about: a GPU's UUID, mount:/path, or a word"
+            400,
+            f"kind has to be one of {', '.join(sorted(ADDED))}; id a word that names this test, or this repair, and no "
+            "other; place, if any, the part of the node: a GPU's UUID, mount:/path, or a word; and what a sentence",
         )
-    if not given.what.strip():
-        raise RequestRefused(400, "what has to be a sentence")
     kind = NodeEventKind(given.kind)
     return NodeEvent(
         key=f"{kind}:{by}:{given.id}:{node}:{given.place}",
@@ -310,10 +306,3 @@ def event_of(node: str, given: NodeEventRequest, now: float, by: str, *, is_oper
         what=f"{one_line(given.what, MAX_WHAT - 60)} (by {by[:40]})",
         place=given.place,
     )
-
-
-def has_room(past: NodeLedger, now: float, *, is_operator: bool) -> bool:
-    """Whether one more may be added today; users leave half of it to operators."""
-    kinds = {*ADDED, *USERS_OWN.values()}
-    added = sum(each.kind in kinds and now - each.at < DAY_S for each in past.events())
-    return added < (MAX_ADDED_A_DAY if is_operator else MAX_ADDED_A_DAY // 2)

@@ -1,7 +1,7 @@
 """Every request that people and programs may make, in one table: to whom it is open, what it has, what is answered.
 
-The local socket answers all of them, the users' port those that are open to users, the page those that it shows, below
-`/api`. docs/openapi.json is made of the table.
+The local socket answers all of them, the users' port those that are open to users, the page those that it shows, and
+two of its own. docs/openapi.json is made of the table.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
 from slurm_watchdog.model.lost_time import Report
 from slurm_watchdog.model.node_documents import NodeEventRequest, NodeHistory, NodeTable
 from slurm_watchdog.model.node_events import NodeEvent
+from slurm_watchdog.model.page_documents import JobPage, Overview
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class Route(NamedTuple):
     body: type[msgspec.Struct] | None = None
     query: tuple[str, ...] = ()
     users: bool = False  # Open to users on other machines, for their own jobs.
-    page: bool = False  # The page reads it.
+    page: bool = False  # Shown by the page.
 
 
 ROUTES = (
@@ -79,6 +80,11 @@ ROUTES = (
     ),
 )
 USER_ROUTES = tuple(each for each in ROUTES if each.users)
+PAGE_ROUTES = (
+    *(each for each in ROUTES if each.page),
+    Route("GET", "/v1/overview", answers.overview, Overview),
+    Route("GET", "/v1/jobs/{id}", answers.job, JobPage),
+)
 
 
 class Refused(msgspec.Struct, frozen=True, omit_defaults=True):

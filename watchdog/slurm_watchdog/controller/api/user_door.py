@@ -11,16 +11,14 @@ Root and the controller's user are not let in: who is root of a node is not root
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 
 import msgspec
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.api.answers import Api, CommandSources
-from slurm_watchdog.controller.api.asking import MAX_BODY_BYTES, Asked, UserLookup
+from slurm_watchdog.controller.api.asking import MAX_BODY_BYTES, Asked, RequestRefused, UserLookup
 from slurm_watchdog.controller.api.routes import USER_ROUTES, answer, refusal_of
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.identity.munge_decoder import BadCredential, Decoder, MungeUnavailable
@@ -30,8 +28,6 @@ from slurm_watchdog.wire.http_messages import Handler as RequestHandler
 from slurm_watchdog.wire.http_server import Server
 from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, most_connections
 
-log = logging.getLogger(__name__)
-
 ADDRESS_BURST, ADDRESS_PER_S = 200.0, 20.0  # Requests of one address: all people of a login node come from one.
 BURST, PER_S = 60.0, 3.0  # Requests of one user, once he is proven: who follows a restart asks once a second.
 MAX_ANSWER = 700_000  # Bytes of what is sealed: a credential of munged holds 1 MiB at most, in base64.
@@ -39,95 +35,87 @@ MAX_CONNECTIONS = 128  # A quarter of rate_limits.SPARE_FILES: what the agents' 
 MAX_OF_ONE_ADDRESS = 32  # At once; this machine's own addresses are no exception.
 ARRIVAL_S = 20.0  # A request has to arrive whole within this time, as a report has to.
 SEALS_AT_ONCE = 4  # Programs munge that run at once, each with its pipes; munged takes one at a time.
-NO_MUNGE = "MUNGE does not answer here ({}): retry"
 
 Encode = Callable[[bytes, int], Awaitable[str]]
 """(payload, user) -> a credential that he alone can decode. Raises MungeUnavailable."""
 
 
-@dataclass
 class UserDoor:
     """Who comes in, and what goes out."""
 
-    decoder: Decoder
-    encode: Encode
-    users: UserLookup = field(default_factory=UserLookup)
-
-    def __post_init__(self) -> None:
+    def __init__(self, controller: CommandSources, decoder: Decoder, encode: Encode, users: UserLookup | None = None):
+        self._api, self._decoder, self._encode = Api(controller), decoder, encode
+        self._users = users or UserLookup()
         self._pace = TokenBuckets(ADDRESS_BURST, ADDRESS_PER_S)
         self._users_pace = TokenBuckets(BURST, PER_S)
         self._seals = asyncio.Semaphore(SEALS_AT_ONCE)
 
-    def admit(self, head: Head, remote: str) -> Answer | None:
+    def server(self, count: Callable[[str], None] = lambda reason: None) -> Server:
+        """The port itself, not yet open, with the limits of the agents' port. `count` is called with the reason of each
+        refused connection."""
+        server = _port(self._handle, self._admit, count)
+        server.ends = self._decoder.close
+        return server
+
+    def _admit(self, head: Head, remote: str) -> Answer | None:
         """Before the body of a request is taken: why it is not."""
         if self._pace.acquire(remote, clock.monotonic()):
             return None
         return refusal(429, "too many requests from this address: wait a minute")
 
-    async def person(self, request: Request) -> Person | Answer:
-        """Who has made the request; or why no one is believed to have."""
+    async def _handle(self, request: Request) -> Answer:
+        try:
+            person = await self._person(request)
+            uid = person.uid or 0
+            asked = Asked(request.method, request.target, person, request.body, only_own=uid)
+            status, document = await answer(self._api, USER_ROUTES, asked)
+            if status == 403:  # whose it is instead is nothing for this user
+                document = refusal_of("that is about no job of yours, or not for you to do")
+            return await self._seal(request, uid, status, document)
+        except RequestRefused as error:
+            return refusal(error.status, str(error))
+        except MungeUnavailable as error:
+            return refusal(503, f"MUNGE does not answer here ({error}): retry")
+
+    async def _person(self, request: Request) -> Person:
+        """Who has made the request. Raises RequestRefused where no one is believed to have, and MungeUnavailable."""
         match = CREDENTIAL.fullmatch(request.authorization)
         if match is None:
-            return refusal(401, "users prove themselves by MUNGE here: slurm-watchdog --socket munge://HOST:PORT")
+            how = "users prove themselves by MUNGE here: slurm-watchdog --socket munge://HOST:PORT"
+            raise RequestRefused(401, how)
         try:
-            shown = await self.decoder.decode(match[1])
+            shown = await self._decoder.decode(match[1])
         except BadCredential as error:
-            return refusal(401, f"MUNGE says: {error}")
-        except MungeUnavailable as error:
-            return refusal(503, NO_MUNGE.format(error))
+            raise RequestRefused(401, f"MUNGE says: {error}") from None
         if shown.restricted_to != os.geteuid() or not shown.encrypted:
-            return refusal(401, f"the credential is not for user {os.geteuid()} alone")
+            raise RequestRefused(401, f"the credential is not for user {os.geteuid()} alone")
         if shown.payload != _digest(request).encode():
-            return refusal(401, "the credential is for another request")
+            raise RequestRefused(401, "the credential is for another request")
         if shown.uid in (0, os.geteuid()):
-            return refusal(403, "this door is for users: root and the controller's user ask on the management node")
+            raise RequestRefused(
+                403, "this door is for users: root and the controller's user ask on the management node"
+            )
         if not self._users_pace.acquire(str(shown.uid), clock.monotonic()):
-            return refusal(429, "too many requests of yours: wait a minute")
+            raise RequestRefused(429, "too many requests of yours: wait a minute")
         try:
-            return await self.users.find(shown.uid)
+            return await self._users.find(shown.uid)
         except KeyError:
-            return refusal(403, f"there is no user {shown.uid} here")
+            raise RequestRefused(403, f"there is no user {shown.uid} here") from None
         except TimeoutError:
-            return refusal(503, "your user name cannot be looked up now: retry")
+            raise RequestRefused(503, "your user name cannot be looked up now: retry") from None
 
-    async def seal(self, request: Request, uid: int, status: int, document: bytes) -> Answer:
-        """The answer for this user alone."""
+    async def _seal(self, request: Request, uid: int, status: int, document: bytes) -> Answer:
+        """The answer for this user alone. Raises MungeUnavailable."""
         sealed = msgspec.json.encode(SealedAnswer(_digest(request), status, document.decode()))
         if len(sealed) > MAX_ANSWER:  # measured so: in it each quote of the document has two bytes, or four
-            too_large = '{"error": "the answer is too large for this door: ask on the management node"}'
+            too_large = refusal_of("the answer is too large for this door: ask on the management node").decode()
             sealed = msgspec.json.encode(SealedAnswer(_digest(request), 413, too_large))
-        try:
-            async with self._seals:
-                return Answer((await self.encode(sealed, uid)).encode(), content_type=b"text/plain")
-        except MungeUnavailable as error:
-            return refusal(503, NO_MUNGE.format(error))
+        async with self._seals:
+            return Answer((await self._encode(sealed, uid)).encode(), content_type=b"text/plain")
 
 
 def _digest(request: Request) -> str:
     return request_digest(request.method, request.target, request.body)
-
-
-def make_user_server(
-    controller: CommandSources, door: UserDoor, count: Callable[[str], None] = lambda reason: None
-) -> Server:
-    """The port itself, not yet open, with the limits of the agents' port. `count` is called with the reason of each
-    refused connection."""
-    api = Api(controller)
-
-    async def handle(request: Request) -> Answer:
-        person = await door.person(request)
-        if isinstance(person, Answer):
-            return person
-        uid = person.uid or 0
-        asked = Asked(request.method, request.target, person, request.body, only_own=uid)
-        status, document = await answer(api, USER_ROUTES, asked)
-        if status == 403:  # whose it is instead is nothing for this user
-            document = refusal_of("that is about no job of yours, or not for you to do")
-        return await door.seal(request, uid, status, document)
-
-    server = _port(handle, door.admit, count)
-    server.ends = door.decoder.close
-    return server
 
 
 def make_refusing_server(sentence: Callable[[], str]) -> Server:
@@ -140,16 +128,9 @@ def make_refusing_server(sentence: Callable[[], str]) -> Server:
 
 
 def _port(handle: RequestHandler, admit: Admission, count: Callable[[str], None]) -> Server:
-    return Server(
-        handle,
-        admit,
-        lambda outcome, status, sentence: refusal(status, sentence),
-        MAX_BODY_BYTES,
-        ARRIVAL_S,
-        count=count,
-        limits=Limits(
-            is_own=lambda address: False,
-            most=min(MAX_CONNECTIONS, most_connections()),
-            most_of_one=MAX_OF_ONE_ADDRESS,
-        ),
-    )
+    def refuse(outcome: str, status: int, sentence: str) -> Answer:
+        return refusal(status, sentence)
+
+    most = min(MAX_CONNECTIONS, most_connections())
+    limits = Limits(is_own=lambda address: False, most=most, most_of_one=MAX_OF_ONE_ADDRESS)
+    return Server(handle, admit, refuse, MAX_BODY_BYTES, ARRIVAL_S, count=count, limits=limits)

@@ -1,23 +1,28 @@
-"""Documents of incidents, jobs and the status, as far as a person may see them. Pure."""
+"""Documents of incidents, jobs, nodes and the status, as far as a person may see them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 
+from msgspec import structs
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.lateness import is_late, rank_lateness
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.controller.health.cluster import ORDER, Health, is_announced
 from slurm_watchdog.controller.health.job import RESTARTING
 from slurm_watchdog.controller.policy.access import public_sentence
 from slurm_watchdog.model import documents
-from slurm_watchdog.model.actions import ActionRun, Decision
-from slurm_watchdog.model.cluster_view import ClusterView, JobView
+from slurm_watchdog.model.actions import Action, ActionRun, Decision, Verdict
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
 from slurm_watchdog.model.documents import DecisionSummary, IncidentCounts, Job, Level, Nodes, OpenIncident, Status
 from slurm_watchdog.model.headline import headline, response
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
-from slurm_watchdog.model.slurm_states import is_lost
+from slurm_watchdog.model.observations import Gpu
+from slurm_watchdog.model.page_documents import MapNode, Rank
+from slurm_watchdog.model.slurm_states import is_lost, is_out
 
 Sees = Callable[[Incident], bool]
 """Whether the person who asks may see an incident's evidence, of which its summary is made."""
@@ -26,8 +31,12 @@ SHOWN_OPEN = 20
 SHOWN_STEP_TIMES = 24
 HEAD = ("id", "kind", "state", "severity", "job_ids", "opened_at", "inhibited_by")
 """What anybody may see of an incident: no word of a user's."""
-DETAILS_FOR = "the owner of its jobs, root and those named in security.operators"
 TIMES = ("fired_at", "resolved_at", "detected_after_s")
+DETAILS_FOR = "the owner of its jobs, root and those named in security.operators"
+BUSY_RATIO = 0.05
+"""A GPU that is busier than this works; nvidia-smi shows whole per cents, and a desktop's clock costs one or two."""
+SLOWED_BY = ("hw_", "sw_thermal", "thermal", "power_brake")
+"""Beginnings of the reasons for a low clock that are no part of a healthy day (idle and power capping are)."""
 
 
 def first_job(incident: Incident) -> str | None:
@@ -104,14 +113,9 @@ def job_row(view: JobView, limit_s: float | None, lost: Set[str] = frozenset()) 
     )  # fmt: skip
 
 
-def is_own(incident: Incident, uid: int) -> bool:
-    """Whether it is about jobs of this user, and of no one else."""
-    return set(incident.owners) == {uid}
-
-
-def is_of(incident: Incident, only: int | None) -> bool:
-    """The same; None: of all users."""
-    return only is None or is_own(incident, only)
+def is_of(incident: Incident, uid: int | None) -> bool:
+    """Whether it is about jobs of this user, and of no one else; None: of all users."""
+    return uid is None or set(incident.owners) == {uid}
 
 
 def own_status(
@@ -122,7 +126,7 @@ def own_status(
     jobs = tuple(job for job in view.jobs if job.job.uid == uid)
     nodes = {node for job in jobs for node in job.job.nodes}
     ids = {job.job.job_id for job in jobs}
-    incidents = [each for each in open_incidents if is_own(each, uid)]
+    incidents = [each for each in open_incidents if is_of(each, uid)]
     small = replace(
         view,
         jobs=jobs,
@@ -155,33 +159,130 @@ def shown(
 ) -> documents.Incident:
     """One incident, with the decisions about it. For a person who may not see its evidence: what, when, where and what
     was done. Fields are named one by one there, so that no new one is shown to all."""
-    about = done_about(incident, decisions, actions)
+    head = structs.asdict(open_incident(incident, sees, "", done_about(incident, decisions, actions)))
+    head |= {name: getattr(incident, name) for name in TIMES}
     if not sees(incident):
-        summary = public_sentence(incident)
-        return picked(
-            documents.Incident, incident, *HEAD, *TIMES, job_id=first_job(incident), summary=summary,
-            headline=headline(replace(incident, summary=summary), about),
+        return documents.Incident(
+            **head,
             culprits=tuple(picked(Culprit, each, "node", "rank", "gpu_uuid") for each in incident.culprits),
             decisions=tuple(
                 picked(DecisionSummary, each, "action", "verdict", "by", "exclude", "ladder") for each in decisions
             ),
             details_for=DETAILS_FOR,
-        )  # fmt: skip
+        )
     outcomes = {run.decision.id: run.end.detail for run in actions if run.end is not None}
-    return picked(
-        documents.Incident, incident, *HEAD, *TIMES, "summary", "resolution", "culprits", job_id=first_job(incident),
-        headline=headline(incident, about),
+    return documents.Incident(
+        **head,
+        resolution=incident.resolution,
+        culprits=incident.culprits,
         evidence=incident.facts,
         owner_uids=tuple(uid for uid in incident.owners if uid >= 0),
         decisions=tuple(picked(DecisionSummary, each, outcome=outcomes.get(each.id)) for each in decisions),
-    )  # fmt: skip
+    )
 
 
-def action_of(run: ActionRun, waiting: documents.Waiting | None) -> documents.ActionRun:
+def action_of(run: ActionRun, waiting: documents.Waiting | None = None, *, whole: bool = True) -> documents.ActionRun:
     """One action with every operation that was climbed, and what it waits for and until when (wall clock), where it
-    waits."""
+    waits; `whole`: for a person who may see it, others learn what is done, for what and since when."""
+    decision = run.decision
+    job_id = None if decision.fence is None else decision.fence.job_id
+    if not whole:
+        seen = ("incident_id", "action", "decided_at")
+        return picked(documents.ActionRun, decision, *seen, decision_id=decision.id, job_id=job_id)
+    operations = tuple(picked(documents.Operation, each) for each in run.records)
     return picked(
-        documents.ActionRun, run.decision, decision_id=run.decision.id, end=run.end,
-        operations=tuple(picked(documents.Operation, each) for each in run.records),
-        waiting=waiting,
+        documents.ActionRun, decision, decision_id=decision.id, job_id=job_id, operations=operations, waiting=waiting,
+        end=run.end,
     )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ the page
+
+
+def node_map(view: ClusterView, incidents: Iterable[Incident]) -> tuple[MapNode, ...]:
+    """Every node that Slurm or an agent speaks of, by name."""
+    firing = (each for each in incidents if each.state is IncidentState.FIRING and each.inhibited_by is None)
+    named = {each for one in firing for culprit in one.culprits for each in (culprit.node, culprit.gpu_uuid) if each}
+    said = {node.name: node for node in view.nodes}
+    slurm = {node.name: node for node in view.slurm_nodes}
+    silent, reporting = set(view.silent_nodes), set(view.reporting_nodes)
+    jobs = defaultdict[str, list[str]](list)
+    for job in view.jobs:
+        for node in job.job.nodes:
+            jobs[node].append(job.job.job_id)
+
+    def row(name: str) -> MapNode:
+        gpus = sorted(said[name].gpus, key=lambda each: each.gpu.index) if name in said else []
+        listed = slurm.get(name)
+        if name in named:
+            state = "named"
+        elif name in silent:
+            state = "silent"
+        elif listed is not None and is_out(listed.state):
+            state = "away"
+        else:
+            state = "ok" if name in reporting else "unwatched"
+        cells = "".join("u" if name in silent else _cell(each.gpu, named) for each in gpus)
+        reason = "" if listed is None else listed.reason
+        return MapNode(node=name, state=state, gpus=cells, reason=reason, jobs=tuple(jobs[name]))
+
+    return tuple(row(name) for name in sorted({*said, *slurm, *silent, *reporting}, key=_by_number))
+
+
+def _by_number(name: str) -> tuple[str, int]:
+    """node9 before node10."""
+    stem = name.rstrip("0123456789")
+    return stem, int(name[len(stem) :] or -1)
+
+
+def _cell(gpu: Gpu, named: Set[str]) -> str:
+    if gpu.uuid in named:
+        return "x"
+    if gpu.error and gpu.utilization_ratio is None:
+        return "e"
+    if any(reason.lower().startswith(SLOWED_BY) for reason in gpu.throttle or ()):
+        return "t"
+    if (gpu.utilization_ratio or 0.0) > BUSY_RATIO:
+        return "b"
+    return "i" if gpu.pids else "f"
+
+
+def ranks_of(view: JobView, named: Collection[int | None]) -> tuple[Rank, ...]:
+    """What each rank of a job does, with its GPUs. `named`: ranks that an incident names."""
+    gpus = defaultdict[int, list[Gpu]](list)
+    for each in view.gpus:
+        gpus[each.rank].append(each.view.gpu)
+    waits = {} if is_late(view) else rank_lateness(view.waits)  # where the step is late, past waits say nothing of now
+    lateness = {(key.node, key.pid, key.rank): each for key, each in waits.items()}
+
+    def row(seen: ProcessView) -> Rank:
+        process, rank = seen.process, seen.process.rank or 0
+        late, own = lateness.get((seen.node, process.pid, rank)), tuple(gpus[rank])
+        busy = own[0].utilization_ratio if len(own) == 1 else None
+        if not seen.alive or process.rank in named:
+            letter = "x"
+        elif process.blocked or process.state == "D":
+            letter = "e"
+        elif process.state in ("T", "t"):
+            letter = "t"
+        elif late and late.is_late:
+            letter = "L"
+        else:
+            letter = "f" if busy is None else "b" if busy > BUSY_RATIO else "i"
+        return Rank(view=seen, gpus=own, letter=letter, late_ratio=None if late is None else round(late.ratio, 3))
+
+    return tuple(map(row, view.ranks))
+
+
+def why_left(decisions: Sequence[Decision], *, may_see: bool) -> str:
+    """Why no action is under way; the reason has words of users."""
+    if not decisions:
+        return "no decision yet"
+    last = decisions[-1]
+    reason = f": {last.reason}" if may_see and last.reason else ""
+    if last.action is Action.NONE:
+        return f"reported only ({last.by}){reason}"
+    if last.verdict is Verdict.ALLOWED:
+        return f"{last.action} has ended, and it is still wrong"
+    word = "would have been done" if last.verdict is Verdict.OBSERVED else "was not done"
+    return f"{last.action} {word} ({last.by}){reason}"

@@ -29,19 +29,15 @@ from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.api.answers import Api, CommandSources
 from slurm_watchdog.controller.api.asking import Asked, RequestRefused, UserLookup, person_of
 from slurm_watchdog.controller.api.page_html import rendered
-from slurm_watchdog.controller.api.page_views import job_page, overview
-from slurm_watchdog.controller.api.routes import ROUTES, Route, answer, document_of, refusal_of
+from slurm_watchdog.controller.api.routes import PAGE_ROUTES, answer, document_of, refusal_of
 from slurm_watchdog.controller.policy.access import Person
-from slurm_watchdog.model.page_documents import JobPage, Overview
 from slurm_watchdog.wire.rate_limits import TokenBuckets
 
-FRESH_S = 2.0
-"""All browsers of one person are shown the same overview for so long: the map of 10,000 nodes costs some tens of
-milliseconds."""
-STATIC = {"page.js": "text/javascript", "page.css": "text/css"}
+STATIC = {"/page.js": "text/javascript", "/page.css": "text/css"}
+OVERVIEW = "/v1/overview"
 VIEWS = {
-    "job": "/api/jobs/{}", "incident": "/api/incidents/{}", "incidents": "/api/incidents", "node": "/api/nodes/{}",
-    "nodes": "/api/nodes", "cluster": "/api/overview",
+    "job": "/v1/jobs/{}", "incident": "/v1/incidents/{}", "incidents": "/v1/incidents", "node": "/v1/nodes/{}",
+    "nodes": "/v1/nodes", "cluster": OVERVIEW,
 }  # fmt: skip
 """Name in the address of the page -> which document is drawn."""
 HEADERS = {
@@ -56,6 +52,7 @@ TRIES = 20.0
 """Wrong passwords that one address, or one user behind a proxy, may send at once; afterwards nothing is looked at, the
 right one neither, until it has waited."""
 TRIES_PER_S = 0.1
+DRAWING = ThreadPoolExecutor(1, thread_name_prefix="page")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}\$?")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
@@ -63,42 +60,40 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 def make_page(controller: CommandSources, token: str, person: Person | None = None) -> web.Application:
     """Every route of the page; `token` empty: no one is asked for one, and everybody is a stranger, unless it
     is said who looks."""
-    security = controller.config.security
+    api, security = Api(controller), controller.config.security
     login = Login(security, person or Person(knows_password=bool(token)))
-    page = Page(controller)
     # Who comes by a proxy asks for the site's name, and no one but the proxy knows the password.
     listen = "" if security.page_proxy_header else controller.config.controller.page_listen
     only_here = bool(listen) and split_address(listen)[0] in ("127.0.0.1", "::1", "localhost")
     wrong = TokenBuckets(TRIES, TRIES_PER_S)
-    root = files("slurm_watchdog.controller.api") / "static"
-    static = {f"/{name}": ((root / name).read_bytes(), kind) for name, kind in STATIC.items()}
+    static = {name: (files(__package__) / f"static{name}").read_bytes() for name in STATIC}
 
     async def answered(request: web.Request) -> web.Response:
         host = request.host.lower()
         if only_here and host.rpartition(":")[0] not in LOOPBACK and host not in LOOPBACK:
             # A page of someone else's that calls itself by our address (DNS rebinding) reads nothing here.
-            return _refused(421, "ask for localhost")
+            return _answer(refusal_of("ask for localhost"), 421)
         if token and wrong.left(who := login.who_tries(request), clock.monotonic()) < 1.0:
-            return _refused(429, "too many wrong passwords: wait a minute", {"Retry-After": "60"})
+            return _answer(refusal_of("too many wrong passwords: wait a minute"), 429, {"Retry-After": "60"})
         if token and not _knows(given := request.headers.get("Authorization", ""), token):
             if given:  # a browser asks without one first
                 wrong.acquire(who, clock.monotonic())
             basic = {"WWW-Authenticate": 'Basic realm="slurm-watchdog", charset="UTF-8"'}
-            return _refused(401, "the page's token is needed (as password, any user name)", basic)
+            return _answer(refusal_of("the page's token is needed (as password, any user name)"), 401, basic)
         try:
             asked = Asked(request.method, request.raw_path, await login.person(request))
         except RequestRefused as error:
-            return _refused(error.status, str(error))
-        if request.path in static and request.method in ("GET", "HEAD"):
-            body, kind = static[request.path]
-            return _answer(body, kind)
-        if request.path == "/" and request.method in ("GET", "HEAD"):
-            status, body = await page.drawn(asked)
-            response = _answer(body, "text/html", status)
+            return _answer(refusal_of(str(error)), error.status)
+        reads = request.method in ("GET", "HEAD")
+        if reads and request.path in static:
+            return _answer(static[request.path], kind=STATIC[request.path])
+        if reads and request.path == "/":
+            status, body = await drawn(api, asked)
+            response = _answer(body, status, kind="text/html")
             response.enable_compression()
             return response
-        status, body = await answer(page.api, page.routes, asked)
-        return web.Response(status=status, body=body, content_type="application/json")
+        status, body = await answer(api, PAGE_ROUTES, asked)
+        return _answer(body, status)
 
     async def handle(request: web.Request) -> web.Response:
         response = await answered(request)
@@ -110,12 +105,25 @@ def make_page(controller: CommandSources, token: str, person: Person | None = No
     return app
 
 
-def _answer(body: bytes, kind: str, status: int = 200) -> web.Response:
-    return web.Response(status=status, body=body, content_type=kind, charset="utf-8", zlib_executor_size=1 << 16)
+def _answer(
+    body: bytes, status: int = 200, headers: Mapping[str, str] | None = None, kind: str = "application/json"
+) -> web.Response:
+    return web.Response(
+        status=status, body=body, content_type=kind, charset="utf-8", headers=headers, zlib_executor_size=1 << 16
+    )
 
 
-def _refused(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(status=status, body=refusal_of(sentence), content_type="application/json", headers=headers)
+async def drawn(api: Api, asked: Asked) -> tuple[int, bytes]:
+    """(status, HTML) of the view that the address names: the overview in each, and the view's own document."""
+    wanted = asked.query
+    view = next((each for each in VIEWS if each in wanted), "cluster")
+    target = VIEWS[view].format(quote(wanted.get(view, ""), safe=""))
+    status, whole = await document_of(api, PAGE_ROUTES, replace(asked, method="GET", target=OVERVIEW))
+    found = whole
+    if status == 200 and target != OVERVIEW:
+        status, found = await document_of(api, PAGE_ROUTES, replace(asked, method="GET", target=target))
+    draw = partial(rendered, view=view, all=whole, found=found, status=status, wanted=wanted, query=wanted.get("q", ""))
+    return status, await asyncio.get_running_loop().run_in_executor(DRAWING, draw)
 
 
 def _knows(authorization: str, token: str) -> bool:
@@ -175,41 +183,3 @@ class Login:
 def is_trusted(address: str | None, proxies: Iterable[str]) -> bool:
     """Whether a request from this address may name who has logged in."""
     return address is not None and any(ip_address(address) in ip_network(each, strict=False) for each in proxies)
-
-
-class Page:
-    """What the page is drawn from, beside what the commands are answered."""
-
-    def __init__(self, controller: CommandSources):
-        self.api = Api(controller)
-        own = (
-            Route("GET", "/api/overview", self._overview, Overview),
-            Route("GET", "/api/jobs/{id}", job_page, JobPage),
-        )
-        shared = (each._replace(path=each.path.replace("/v1/", "/api/", 1)) for each in ROUTES if each.page)
-        self.routes = (*own, *shared)
-        self._overviews: dict[Person, tuple[float, Overview]] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="page")
-
-    def _overview(self, api: Api, asked: Asked) -> Overview:
-        now, person = clock.monotonic(), asked.person
-        made_at, found = self._overviews.get(person, (float("-inf"), None))
-        if found is None or now - made_at > FRESH_S:
-            self._overviews = {who: kept for who, kept in self._overviews.items() if now - kept[0] <= FRESH_S}
-            found = overview(api, asked)
-            self._overviews[person] = (now, found)
-        return found
-
-    async def drawn(self, asked: Asked) -> tuple[int, bytes]:
-        """(status, HTML) of the view that the address names: the overview in each, and the view's own document."""
-        wanted = asked.query
-        view = next((each for each in VIEWS if each in wanted), "cluster")
-        target = VIEWS[view].format(quote(wanted.get(view, ""), safe=""))
-        status, whole = await document_of(self.api, self.routes, replace(asked, method="GET", target="/api/overview"))
-        found = whole
-        if status == 200 and view != "cluster":
-            status, found = await document_of(self.api, self.routes, replace(asked, method="GET", target=target))
-        draw = partial(
-            rendered, view=view, all=whole, found=found, status=status, wanted=wanted, query=wanted.get("q", "")
-        )
-        return status, await asyncio.get_running_loop().run_in_executor(self._thread, draw)

@@ -1,97 +1,62 @@
 """Every word that Slurm has for the state of a job and of a node, and every set that anything here derives
 from them. Pure.
 
-One row a word, one column a question: what asks something of a state asks it here, and a state that Slurm
-adds is added here. A word that is not in the table is neither running nor waiting nor over: nothing is done
-to such a job, and nothing is concluded from it.
+What asks something of a state asks it here, and a state that Slurm adds is added here. A word that is not in the
+table is neither running nor waiting nor over: nothing is done to such a job, and nothing is concluded from it.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
-
-from slurm_watchdog.base.python310 import StrEnum
 
 
-class Stage(StrEnum):
-    """Where a job is in its life."""
-
-    WAITS = "waits"  # It will run (again), held or not.
-    STARTS = "starts"  # It has nodes, which are made ready.
-    RUNS = "runs"  # It has nodes and processes, stopped ones too.
-    ENDS = "ends"  # It still has nodes, and goes.
-    OVER = "over"
+def _table(rows: str) -> dict[str, frozenset[str]]:
+    """Word -> what it says, from lines of `WHAT, WHAT: WORD WORD`."""
+    lines = (row.split(": ") for row in rows.strip().splitlines())
+    return {word: frozenset(said.split(", ")) for said, words in lines for word in words.split()}
 
 
-class JobState(NamedTuple):
-    """What one word says of a job."""
-
-    stage: Stage
-    held: bool = False  # The word says itself that someone has to release the job.
-    failed: bool = False  # It ended by a fault of its program, its nodes or Slurm.
-    by_person: bool = False  # A person ended it, or a date that a person set.
-    from_outside: bool = False  # A node, a limit or another job ended it.
-
-
-_W, _S, _R, _E, _O = Stage.WAITS, Stage.STARTS, Stage.RUNS, Stage.ENDS, Stage.OVER
-
-JOB_STATES: dict[str, JobState] = {
-    "PENDING": JobState(_W),
-    "REQUEUED": JobState(_W),
-    "REQUEUE_FED": JobState(_W),
-    "REQUEUE_HOLD": JobState(_W, held=True),
-    "SPECIAL_EXIT": JobState(_W, held=True),
-    "RESV_DEL_HOLD": JobState(_W, held=True),
-    "EXPEDITING": JobState(_W),  # 25.11: sbatch --requeue=expedite
-    "CONFIGURING": JobState(_S),
-    "POWER_UP_NODE": JobState(_S),
-    "RUNNING": JobState(_R),
-    "SUSPENDED": JobState(_R),
-    "STOPPED": JobState(_R),
-    "SIGNALING": JobState(_R),
-    "RESIZING": JobState(_R),
-    "UPDATE_DB": JobState(_R),
-    "STAGE_OUT": JobState(_R),
-    "COMPLETING": JobState(_E),
-    "BOOT_FAIL": JobState(_O, failed=True, from_outside=True),
-    "CANCELLED": JobState(_O, by_person=True),
-    "COMPLETED": JobState(_O),
-    "DEADLINE": JobState(_O, by_person=True),
-    "FAILED": JobState(_O, failed=True),
-    "LAUNCH_FAILED": JobState(_O, failed=True),
-    "NODE_FAIL": JobState(_O, failed=True, from_outside=True),
-    "OUT_OF_MEMORY": JobState(_O, failed=True),
-    "PREEMPTED": JobState(_O, from_outside=True),
-    "RECONFIG_FAIL": JobState(_O, failed=True),
-    "REVOKED": JobState(_O, by_person=True),
-    "TIMEOUT": JobState(_O, from_outside=True),
-}
-"""The states and flags of the manual pages squeue(1) and sacct(1), releases 22.05 to 26.05. squeue shows one
-word: a flag (COMPLETING, SIGNALING, REQUEUE_HOLD, …) wins over the state below it."""
+JOB_STATES = _table("""
+waits: PENDING REQUEUED REQUEUE_FED EXPEDITING
+waits, held: REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD
+starts: CONFIGURING POWER_UP_NODE
+runs: RUNNING SUSPENDED STOPPED SIGNALING RESIZING UPDATE_DB STAGE_OUT
+ends: COMPLETING
+over: COMPLETED
+over, failed: FAILED LAUNCH_FAILED OUT_OF_MEMORY RECONFIG_FAIL
+over, failed, from outside: BOOT_FAIL NODE_FAIL
+over, from outside: PREEMPTED TIMEOUT
+over, by person: CANCELLED DEADLINE REVOKED
+""")
+"""The states and flags of the manual pages squeue(1) and sacct(1), releases 22.05 to 26.05 (EXPEDITING: `sbatch
+--requeue=expedite` of 25.11). squeue shows one word: a flag (COMPLETING, SIGNALING, REQUEUE_HOLD, …) wins over the
+state below it. *waits*: it will run (again), held or not; *held*: someone has to release it; *starts*: it has nodes,
+which are made ready; *runs*: it has processes, stopped ones too; *ends*: it still has nodes, and goes; *failed*: by a
+fault of its program, its nodes or Slurm; *by person*: a person ended it, or a date that a person set; *from outside*:
+a node, a limit or another job ended it."""
 
 
-def _jobs(*stages: Stage) -> frozenset[str]:
-    return frozenset(word for word, state in JOB_STATES.items() if state.stage in stages)
+def _jobs(*said: str) -> frozenset[str]:
+    return frozenset(word for word, known in JOB_STATES.items() if known.intersection(said))
 
 
-RUNNING = _jobs(Stage.RUNS)  # It has processes: what is judged, and what a signal can reach.
-WAITING = _jobs(Stage.WAITS)  # It will run (again).
-OVER = _jobs(Stage.OVER)
-HOLDS_NODES = _jobs(Stage.STARTS, Stage.RUNS, Stage.ENDS)  # Processes of the job may rightly be on its nodes.
-HAD_PROCESSES = _jobs(Stage.RUNS, Stage.ENDS)
+RUNNING = _jobs("runs")  # It has processes: what is judged, and what a signal can reach.
+WAITING = _jobs("waits")  # It will run (again).
+OVER = _jobs("over")
+HOLDS_NODES = _jobs("starts", "runs", "ends")  # Processes of the job may rightly be on its nodes.
+HAD_PROCESSES = _jobs("runs", "ends")
 """It was given its nodes and has used them: what it was allocated is final."""
 ALIVE = HOLDS_NODES | WAITING  # It runs, or will, or is just ending.
-COMES = _jobs(Stage.WAITS, Stage.STARTS, Stage.RUNS)
+COMES = _jobs("waits", "starts", "runs")
 """It runs or will: COMPLETING is not among them, for most jobs that complete do not come again."""
-STARTED = _jobs(Stage.STARTS, Stage.RUNS)  # Slurm has started it.
-REQUEUED = _jobs(Stage.WAITS, Stage.ENDS)
+STARTED = _jobs("starts", "runs")  # Slurm has started it.
+REQUEUED = _jobs("waits", "ends")
 """What a job may be after a requeue, and where a hold takes effect. COMPLETING: the run before has not ended yet."""
-HELD = frozenset(word for word, state in JOB_STATES.items() if state.held)
+HELD = _jobs("held")
 CAN_BE_HELD = REQUEUED - HELD
-FAILED = frozenset(word for word, state in JOB_STATES.items() if state.failed)
-ENDED_BY_PERSON = frozenset(word for word, state in JOB_STATES.items() if state.by_person)
-ENDED_FROM_OUTSIDE = frozenset(word for word, state in JOB_STATES.items() if state.from_outside or state.by_person)
+FAILED = _jobs("failed")
+ENDED_BY_PERSON = _jobs("by person")
+ENDED_FROM_OUTSIDE = _jobs("from outside", "by person")
 """The word itself says why the job ended: no process of it did that."""
 RESTARTABLE = frozenset({"RUNNING"})
 """The only state in which anything is done to a job by itself: one that is suspended, stopped, resized or
@@ -111,84 +76,33 @@ def may_hold_nodes(state: str) -> bool:
 # ------------------------------------------------------------------------------------------------- nodes
 
 
-class NodeWord(NamedTuple):
-    """What one word of a node's state says."""
-
-    used: bool = False  # A job has it.
-    lost: bool = False  # Slurm itself has lost it.
-    absent: bool = False
-    """It is switched off, starts, or is none yet: its agent rightly says nothing, unless a job runs there."""
-    leaves: bool = False  # It is taken away as soon as no job runs there.
-    shut: bool = False  # Slurm starts no job there now.
-    out: bool = False  # It counts as one that was taken out of service, in budgets of how many may be.
-
-
-_USED, _LOST = NodeWord(used=True), NodeWord(lost=True, shut=True, out=True)
-_MAINT, _NOTHING = NodeWord(leaves=True, shut=True), NodeWord()
-
-NODE_WORDS: dict[str, NodeWord] = {
-    "ALLOCATED": _USED,
-    "ALLOC": _USED,
-    "MIXED": _USED,
-    "MIX": _USED,
-    "COMPLETING": _USED,
-    "COMP": _USED,
-    "IDLE": _NOTHING,
-    "DOWN": _LOST,
-    "FAIL": _LOST,
-    "FAILING": _LOST,
-    "ERROR": _LOST,
-    "NOT_RESPONDING": NodeWord(lost=True, shut=True),
-    "NO_RESPOND": NodeWord(lost=True, shut=True),
-    "DRAIN": NodeWord(shut=True, out=True),
-    "DRAINING": NodeWord(shut=True, out=True),
-    "DRAINED": NodeWord(leaves=True, shut=True, out=True),
-    "POWERED_DOWN": NodeWord(absent=True),
-    "POWERING_DOWN": NodeWord(absent=True),
-    "POWERING_UP": NodeWord(absent=True),
-    "POWER_UP": NodeWord(absent=True),
-    "POWER_DOWN": NodeWord(leaves=True),
-    "POWER_DRAIN": NodeWord(leaves=True, shut=True),
-    "FUTURE": NodeWord(absent=True, shut=True),
-    "REBOOT_ISSUED": NodeWord(absent=True, shut=True),
-    "REBOOT_REQUESTED": NodeWord(leaves=True),
-    "REBOOT": NodeWord(leaves=True, shut=True),
-    "REBOOT_CANCEL": _NOTHING,
-    "MAINT": _MAINT,
-    "MAINTENANCE": _MAINT,
-    "UNKNOWN": NodeWord(shut=True),
-    "UNK": NodeWord(shut=True),
-    "INVAL": NodeWord(shut=True),
-    "INVALID": NodeWord(shut=True),
-    "INVALID_REG": NodeWord(shut=True),
-    "BLOCKED": NodeWord(shut=True),
-    # Properties: they say nothing of whether the node is there.
-    "CLOUD": _NOTHING,
-    "PLANNED": _NOTHING,
-    "PLND": _NOTHING,
-    "RESERVED": _NOTHING,
-    "RESV": _NOTHING,
-    "DYNAMIC_NORM": _NOTHING,
-    "DYNAMIC_FUTURE": NodeWord(absent=True, shut=True),
-    "EXTERNAL": _NOTHING,
-    "NPC": _NOTHING,
-    "PERFCTRS": _NOTHING,
-    "RESUME": _NOTHING,
-    "UNDRAIN": _NOTHING,
-}
-"""The words of sinfo(1), scontrol(1) (NodeState) and slurm.h (NODE_STATE_*), releases 22.05 to 26.05, long
-and short."""
+NODE_WORDS = _table("""
+used: ALLOCATED ALLOC MIXED MIX COMPLETING COMP
+nothing: IDLE REBOOT_CANCEL
+nothing: CLOUD PLANNED PLND RESERVED RESV DYNAMIC_NORM EXTERNAL NPC PERFCTRS RESUME UNDRAIN
+lost, shut, out: DOWN FAIL FAILING ERROR
+lost, shut: NOT_RESPONDING NO_RESPOND
+shut, out: DRAIN DRAINING
+leaves, shut, out: DRAINED
+absent: POWERED_DOWN POWERING_DOWN POWERING_UP POWER_UP
+absent, shut: FUTURE REBOOT_ISSUED DYNAMIC_FUTURE
+leaves: POWER_DOWN REBOOT_REQUESTED
+leaves, shut: POWER_DRAIN REBOOT MAINT MAINTENANCE
+shut: UNKNOWN UNK INVAL INVALID INVALID_REG BLOCKED
+""")
+"""The words of sinfo(1), scontrol(1) (NodeState) and slurm.h (NODE_STATE_*), releases 22.05 to 26.05, long and short;
+CLOUD and what follows it are properties. *used*: a job has it; *lost*: Slurm itself has lost it; *absent*: it is
+switched off, starts, or is none yet: its agent rightly says nothing, unless a job runs there; *leaves*: it is taken
+away as soon as no job runs there; *shut*: Slurm starts no job there now; *out*: it was taken out of service, in budgets
+of how many may be."""
 MARKS = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN",
          "$": "MAINT", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED"}  # fmt: skip
 """What sinfo appends to a short state (sinfo(1), NODE STATE CODES)."""
 
 
-def _nodes(column: str) -> frozenset[str]:
-    return frozenset(word for word, row in NODE_WORDS.items() if getattr(row, column))
-
-
 USED, LOST, ABSENT, LEAVES, SHUT, OUT = (
-    _nodes(column) for column in ("used", "lost", "absent", "leaves", "shut", "out")
+    frozenset(word for word, known in NODE_WORDS.items() if said in known)
+    for said in ("used", "lost", "absent", "leaves", "shut", "out")
 )
 STARTING_UP = frozenset({"POWERED_DOWN", "POWERING_UP", "POWER_UP"})
 """A node that is switched off or starts does not respond, and is not lost by that."""

@@ -26,7 +26,7 @@ from slurm_watchdog.slurm.client import (
     SlurmUnavailable,
     Submission,
 )
-from slurm_watchdog.slurm.factory import is_importable, make_client
+from slurm_watchdog.slurm.pyslurm_client import is_importable, make_client
 from tests.rig.cluster import Cluster
 from tests.rig.commands import wait_until
 

@@ -154,7 +154,7 @@ def answer(cluster: Cluster, user: str | None, argv: list[str]) -> dict[str, obj
 def ask_pyslurm(python: str, environment: dict[str, str]) -> Any:
     """The rows that the program of the pyslurm client gives."""
     child = Path(__file__).parents[3] / "watchdog/slurm_watchdog/slurm/pyslurm_child.py"
-    done = subprocess.run([python, "-I", child, "view"], capture_output=True, env=environment, check=True)
+    done = subprocess.run([python, "-I", child], capture_output=True, env=environment, check=True)
     return json.loads(done.stdout)
 
 

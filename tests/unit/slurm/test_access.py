@@ -26,7 +26,7 @@ from slurm_watchdog.slurm.access import (
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import Commands
-from slurm_watchdog.slurm.listings import merge_components
+from slurm_watchdog.slurm.listings import Listings, merge_components
 from tests.builders.views import slurm_job
 
 CONFIG = """Configuration data as of 2026-11-22T07:43:31
@@ -54,10 +54,8 @@ def test_jobs_are_hidden_from_a_user_who_is_neither_slurms_user_nor_operator(
     assert hides_jobs(Access((25, 11), frozenset({"nodes"}), 64030, level), uid) == ""
 
 
-class Listed:
+class Listed(Listings):
     """Listings of one job, whatever is asked."""
-
-    note = ""
 
     def __init__(self, *jobs: SlurmJob) -> None:
         self.jobs = jobs
@@ -69,9 +67,6 @@ class Listed:
         return next((job for job in self.jobs if job.job_id == job_id), None)
 
     async def node(self, name: str) -> SlurmNode | None:
-        return None
-
-    async def close(self) -> None:
         return None
 
 

@@ -16,9 +16,9 @@ import pytest
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.slurm import pyslurm_child
-from slurm_watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable
-from slurm_watchdog.slurm.factory import FallbackListings, is_importable
-from slurm_watchdog.slurm.pyslurm_client import Gone, PyslurmListings
+from slurm_watchdog.slurm.client import SlurmUnavailable
+from slurm_watchdog.slurm.commands import Commands
+from slurm_watchdog.slurm.pyslurm_client import Gone, PyslurmListings, is_importable
 from slurm_watchdog.slurm.request_guard import Backoff, Requests
 
 
@@ -30,12 +30,26 @@ def run(body: Callable[[], Awaitable[Any]]) -> Any:
     return asyncio.run(within())
 
 
+class Listings(PyslurmListings):
+    """By pyslurm; the commands' answer is `commands`, or Slurm answers neither."""
+
+    commands: Any = None
+
+    def __init__(self, python: str, environ: dict[str, str], *, alone: bool = True) -> None:
+        super().__init__(Commands("", environ), python, environ, alone=alone)
+
+    async def by_commands(self) -> Any:
+        if self.commands is None:
+            raise SlurmUnavailable("squeue: Unable to contact slurm controller")
+        return self.commands
+
+
 def interpreter(tmp_path: Path, body: str) -> PyslurmListings:
     """Listings by an interpreter that does `body`, whatever it is given."""
     python = tmp_path / "python"
     python.write_text(f"#!/bin/bash\n{body}\n")
     python.chmod(0o755)
-    return PyslurmListings(str(python), {"PATH": os.environ["PATH"], "T": str(tmp_path)})
+    return Listings(str(python), {"PATH": os.environ["PATH"], "T": str(tmp_path)})
 
 
 def test_a_request_that_hangs_ends_with_its_process_at_the_deadline(tmp_path: Path) -> None:
@@ -67,13 +81,13 @@ def test_an_answer_that_is_none_is_no_empty_listing(tmp_path: Path, body: str) -
 
 def test_an_interpreter_that_is_not_there_is_said_with_its_option(tmp_path: Path) -> None:
     with pytest.raises(Gone, match=r"cannot be started.*slurm.pyslurm_python"):
-        run(PyslurmListings(str(tmp_path / "python"), {}).view)
+        run(Listings(str(tmp_path / "python"), {}).view)
 
 
 @pytest.mark.skipif(is_importable(), reason="our interpreter has pyslurm")
 def test_a_program_without_pyslurm_says_so() -> None:
     with pytest.raises(Gone, match="pyslurm cannot be imported"):
-        run(PyslurmListings(sys.executable, {}).view)
+        run(Listings(sys.executable, {}).view)
 
 
 # ------------------------------------------------------------------------------------------------- the child itself
@@ -89,12 +103,7 @@ class Thing:
         if name == "comment": b"caf\\xe9".decode("utf-8")
         raise AttributeError(name)
 def world(): return json.load(open(os.environ["WORLD"]))
-class Job(Thing):
-    @staticmethod
-    def load(number):
-        for values in world()["jobs"]:
-            if values["id"] == number: return Job(values)
-        raise RPCError("Invalid job id specified")
+class Job(Thing): pass
 class Jobs:
     @staticmethod
     def load():
@@ -118,10 +127,10 @@ def world(tmp_path: Path) -> Callable[..., PyslurmListings]:
     )
     python.chmod(0o755)
 
-    def make(**what: Any) -> PyslurmListings:
+    def make(*, alone: bool = True, **what: Any) -> PyslurmListings:
         (tmp_path / "world.json").write_text(json.dumps(what))
         environ = {"PATH": os.environ["PATH"], "WORLD": str(tmp_path / "world.json")}
-        return PyslurmListings(str(python), environ)
+        return Listings(str(python), environ, alone=alone)
 
     return make
 
@@ -148,30 +157,17 @@ def test_the_child_gives_all_jobs_and_nodes_and_what_the_library_prints_is_no_an
         nodes=[node | {"name": "n1", "state": "IDLE+DRAIN", "reason": "x", "reason_time": 5, "reason_user": "root"}],
     )
 
-    async def ask() -> Any:
-        view = await listings.view()
-        one, array, none = await listings.job("5"), await listings.job("6_[2-4]"), await listings.job("77")
-        node, no_node = await listings.node("n1"), await listings.node("n2")
-        return view, one, array, none, node, no_node
-
-    view, one, _array, none, node_read, no_node = run(ask)
+    view = run(listings.view)
     assert [(job.job_id, job.name) for job in view.jobs] == [("5", "a\nb"), ("6_[2-4]", "")]
-    assert view.jobs[0] == one
-    assert none is None
-    assert view.nodes == (node_read,)
-    assert (node_read.state, node_read.reason, node_read.reason_at) == ("IDLE+DRAIN", "x", 5.0)
-    assert no_node is None
+    (read,) = view.nodes
+    assert (read.name, read.state, read.reason, read.reason_at) == ("n1", "IDLE+DRAIN", "x", 5.0)
 
 
 def test_a_text_that_is_no_unicode_hides_no_job(world: Callable[..., PyslurmListings]) -> None:
     values = job_values()
     del values["comment"]
 
-    async def ask(listings: PyslurmListings) -> Any:
-        view = await listings.view()
-        return view
-
-    view = run(lambda: ask(world(jobs=[values, job_values(id=6)], nodes=[])))
+    view = run(world(jobs=[values, job_values(id=6)], nodes=[]).view)
     assert [(job.job_id, job.comment) for job in view.jobs] == [("5", "caf\ufffd"), ("6", "")]
 
 
@@ -185,88 +181,50 @@ def test_an_attribute_that_is_missing_is_unknown_and_no_empty_answer(
 
 
 def test_a_controller_that_is_away_is_unavailable(world: Callable[..., PyslurmListings]) -> None:
-    first = world(away=True, jobs=[], nodes=[])
     with pytest.raises(SlurmUnavailable, match="Unable to contact"):
-        run(FallbackListings(first, Away()).view)
+        run(world(alone=False, away=True, jobs=[], nodes=[]).view)
 
 
 def test_a_client_that_never_once_answered_is_not_believed_where_the_commands_answer(
-    world: Callable[..., PyslurmListings],
+    world: Callable[..., Listings],
 ) -> None:
     """pyslurm of another release than slurmctld: `Zero Bytes were transmitted or received`, whatever is asked."""
-    listings = FallbackListings(world(away=True, jobs=[], nodes=[]), Fixed())
+    listings = world(alone=False, away=True, jobs=[], nodes=[])
+    listings.commands = "the commands' answer"
     assert run(listings.view) == "the commands' answer"
-    note = listings.note
-    assert "is pyslurm built for the release of slurmctld?" in note
+    assert "is pyslurm built for the release of slurmctld?" in listings.note
 
 
 def test_one_that_has_answered_is_at_fault_only_after_some_failures() -> None:
-    first = Failing()
-    listings = FallbackListings(first, Fixed())
+    listings = Failing("python", {}, alone=False)
+    listings.commands = "the commands' answer"
     assert run(listings.view) == "pyslurm's answer"
-    first.fails = True
+    listings.fails = True
     for _ in range(2):
         with pytest.raises(SlurmUnavailable, match="Zero Bytes"):
             run(listings.view)
     assert run(listings.view) == "the commands' answer"
     assert listings.note
-    first.fails = False
+    listings.fails = False
     assert run(listings.view) == "pyslurm's answer"
     assert listings.note == ""
 
 
-def test_an_array_as_a_whole_is_not_one_job(world: Callable[..., PyslurmListings]) -> None:
-    jobs = [job_values(id=7, array_id=5, array_task_id=1), job_values(id=5, array_id=5, array_task_id=2)]
-    listings = world(jobs=jobs, nodes=[])
-
-    async def ask() -> Any:
-        element = await listings.job("5_1")
-        with pytest.raises(SlurmRefused, match="does not name one job") as caught:
-            await listings.job("5")
-        return element, caught.value.kind
-
-    element, kind = run(ask)
-    assert (element.job_id, element.raw_id) == ("5_1", "7")
-    assert kind is Refusal.NOT_ASKED
-
-
-class Never:
-    """Listings that nobody may ask."""
-
-    async def view(self) -> Any:
-        raise AssertionError
-
-    job = node = view
-
-
-class Away(Never):
-    """Listings of a Slurm that does not answer."""
-
-    async def view(self) -> Any:
-        raise SlurmUnavailable("squeue: Unable to contact slurm controller")
-
-
-class Failing(Never):
+class Failing(Listings):
     """Listings that answer or not."""
 
     fails = False
 
-    async def view(self) -> Any:
+    async def by_pyslurm(self) -> Any:
         if self.fails:
             raise SlurmUnavailable("pyslurm: Zero Bytes were transmitted or received")
         return "pyslurm's answer"
 
 
-class Fixed(Never):
-    """Listings that always say the same."""
-
-    async def view(self) -> Any:
-        return "the commands' answer"
-
-
 def test_where_pyslurm_can_not_be_started_the_commands_are_asked(tmp_path: Path) -> None:
-    gone = PyslurmListings(str(tmp_path / "no-python"), {})
-    assert run(FallbackListings(gone, Fixed()).view) == "the commands' answer"
+    listings = Listings(str(tmp_path / "no-python"), {}, alone=False)
+    listings.commands = "the commands' answer"
+    assert run(listings.view) == "the commands' answer"
 
 
 # ------------------------------------------------------------------------------------------------- pauses

@@ -45,9 +45,9 @@ from slurm_watchdog.model.slurm_states import USED, is_drained, node_words, star
 from slurm_watchdog.nodetest.conduct import Report, Terms, conduct_jobs
 from slurm_watchdog.nodetest.judge import NodeVerdict
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
-from slurm_watchdog.slurm.factory import make_client
 from slurm_watchdog.slurm.node_names import expand_nodes
 from slurm_watchdog.slurm.pyslurm_child import user_name
+from slurm_watchdog.slurm.pyslurm_client import make_client
 from slurm_watchdog.standalone.own_runs import home_directory, state_home
 
 MOST_PASSED = 200  # healthy nodes that are reported to the controller: it takes 2,000 events a day

@@ -53,7 +53,7 @@ from slurm_watchdog.notify.programs import SendFailed, post_json, read_url
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import ALWAYS, Right
-from slurm_watchdog.slurm.factory import make_client
+from slurm_watchdog.slurm.pyslurm_client import make_client
 from slurm_watchdog.wire.http_server import Server
 
 log = logging.getLogger(__name__)

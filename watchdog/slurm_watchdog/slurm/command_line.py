@@ -24,7 +24,7 @@ from slurm_watchdog.slurm.access import Access, hides_jobs, read_access, token_n
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission, parse_refusal
 from slurm_watchdog.slurm.commands import ALWAYS, Answer, Commands, Right, first_line, run
 from slurm_watchdog.slurm.fields import Listed, ParseError
-from slurm_watchdog.slurm.listings import LISTING, CommandLineListings, Listings, listing_text, new_marks
+from slurm_watchdog.slurm.listings import LISTING, Listings, listing_text, new_marks
 from slurm_watchdog.slurm.node_names import expand_nodes
 from slurm_watchdog.slurm.options import OPTION_FIELDS, options_of
 from slurm_watchdog.slurm.pyslurm_child import user_name
@@ -147,7 +147,7 @@ class CommandLineSlurm:
     ) -> None:
         environ = os.environ if environ is None else environ
         self._commands = Commands(bin_directory, environ, token_file, right)
-        self._listings = listings or CommandLineListings(self._commands)
+        self._listings = listings or Listings(self._commands)
         self.requests = Requests(deadline_s, observe)
         self._uid = os.geteuid() if uid is None else uid
         self._access: tuple[float, Access] | None = None

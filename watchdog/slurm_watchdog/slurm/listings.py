@@ -1,11 +1,10 @@
-"""Where a client's knowledge comes from: a Protocol, and its form on squeue and sinfo."""
+"""Where a client's knowledge comes from: squeue and sinfo."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 from collections.abc import Awaitable, Iterable, Sequence
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -24,31 +23,17 @@ unstarted rest again."""
 NODE_LISTING = ("--local", "--all", "--Node")
 
 
-class Listings(Protocol):
-    """Answers of Slurm. Each raises SlurmUnavailable or ParseError rather than leave something out."""
-
-    async def view(self) -> SlurmView:
-        """All jobs and all nodes."""
-
-    async def job(self, job_id: str) -> SlurmJob | None:
-        """One job with its excluded nodes, None if there is none; raises SlurmRefused for what is not one job."""
-
-    async def node(self, name: str) -> SlurmNode | None:
-        """One node, None if there is none of that name."""
-
-    note: str
-    """What is not as it should be in how Slurm is asked, a sentence; empty: nothing."""
-
-
-class CommandLineListings:
-    """By squeue and sinfo; a view has no excluded nodes."""
+class Listings:
+    """By squeue and sinfo. Each answer raises SlurmUnavailable or ParseError rather than leave something out."""
 
     note = ""
+    """What is not as it should be in how Slurm is asked, a sentence; empty: nothing."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
 
     async def view(self) -> SlurmView:
+        """All jobs, without their excluded nodes, and all nodes."""
         marks = new_marks()
         jobs, nodes = await gather(self._jobs(marks), self._nodes(marks))
         return view_of(
@@ -57,6 +42,7 @@ class CommandLineListings:
         )
 
     async def job(self, job_id: str) -> SlurmJob | None:
+        """One job with its excluded nodes, None if there is none; raises SlurmRefused for what is not one job."""
         marks, which = new_marks(), ("--jobs", job_id)
         long, short = await gather(
             self._jobs(marks, *which),
@@ -73,6 +59,7 @@ class CommandLineListings:
         return replace(found, excluded_nodes=excluded)
 
     async def node(self, name: str) -> SlurmNode | None:
+        """One node, None if there is none of that name."""
         marks = new_marks()
         answer = await self._nodes(marks, "--nodes", name)
         found = all_or_none(parse.list_nodes(listing_text(answer, "sinfo"), marks))

@@ -1,9 +1,9 @@
-"""A program that reads from Slurm by pyslurm: `PYTHON -I pyslurm_child.py view | jobs | nodes | job NUMBER`.
+"""A program that lists jobs and nodes by pyslurm: `PYTHON -I pyslurm_child.py`.
 
 It is a process of its own because libslurm ends the whole one on `import pyslurm` if it finds no slurm.conf, and
 because a request to a slurmctld that hangs cannot be cancelled, only killed. The interpreter is the one that has
 pyslurm, often the system's: standard library only, Python 3.9 or later, nothing of ours. It prints one document:
-{"jobs": rows, "nodes": rows} as far as they are asked for, {"refused": Slurm's words} or {"failed": why}.
+{"jobs": rows, "nodes": rows} or {"failed": why}.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ ELEMENTS_CHARACTERS = "4096"
 then they cannot be named to be held."""
 
 
-def main(call: str, *number: str) -> None:
-    """Answers one question."""
+def main() -> None:
+    """Lists them."""
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the library prints is not an answer
     os.environ["SLURM_BITSTR_LEN"] = ELEMENTS_CHARACTERS
@@ -46,16 +46,10 @@ def main(call: str, *number: str) -> None:
         import pyslurm
     except ImportError as error:
         sys.exit(f"pyslurm cannot be imported: {error}")
-    answer: dict[str, Any] = {}
+    answer: dict[str, Any]
     try:
-        if call == "job":
-            answer["jobs"] = job_rows([pyslurm.Job.load(int(number[0]))])
-        if call in ("view", "jobs"):
-            answer["jobs"] = job_rows(pyslurm.Jobs.load().values())
-        if call in ("view", "nodes"):
-            answer["nodes"] = [row_of(node, NODE) for node in pyslurm.Nodes.load().values()]
-    except pyslurm.RPCError as error:
-        answer = {"refused": str(error)}
+        jobs = job_rows(pyslurm.Jobs.load().values())
+        answer = {"jobs": jobs, "nodes": [row_of(node, NODE) for node in pyslurm.Nodes.load().values()]}
     except Exception as error:  # noqa: BLE001 - whatever pyslurm does, it is said
         answer = {"failed": f"{type(error).__name__}: {error}"}
     sink.write(json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace"))  # a user's name may be no UTF-8
@@ -99,4 +93,4 @@ def user_name(uid: int) -> str:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

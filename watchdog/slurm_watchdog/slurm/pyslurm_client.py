@@ -1,4 +1,5 @@
-"""Listings by pyslurm, in a process of its own; what changes something goes by Slurm's commands all the same.
+"""The listings of jobs and nodes by pyslurm, in a process of its own. What is asked of one job or node, and what
+changes something, goes by Slurm's commands all the same.
 
 For that pyslurm (22.5 to 25.11) is no help: its requeue lacks the condition that keeps a finished job from
 running again; it names jobs by number only, and the last element of an array has the number of the whole
@@ -10,24 +11,32 @@ of a state, and gives the state below them).
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.slurm_states import OVER
 from slurm_watchdog.slurm import parse, pyslurm_child
 from slurm_watchdog.slurm.client import SlurmUnavailable
-from slurm_watchdog.slurm.commands import clean_environment, first_line, run
-from slurm_watchdog.slurm.fields import Fields, Listed, ParseError, all_or_none
-from slurm_watchdog.slurm.listings import merge_components, one_job, view_of
+from slurm_watchdog.slurm.command_line import CommandLineSlurm
+from slurm_watchdog.slurm.commands import ALWAYS, Commands, Right, clean_environment, first_line, run
+from slurm_watchdog.slurm.fields import Fields, Listed, ParseError
+from slurm_watchdog.slurm.listings import Listings, view_of
 from slurm_watchdog.slurm.node_names import expand_nodes
+from slurm_watchdog.slurm.request_guard import Backoff, Observe
 
+LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 Row = Mapping[str, Any]
 NUMBER = re.compile("[0-9]{1,9}")
@@ -40,6 +49,13 @@ NODE_LISTS = ("nodelist", "reqnodes", "excluded")
 NO_LIST = "["  # No list of nodes, so that one that cannot be read is unknown and not empty.
 
 
+FIRST_ANSWER_S = 8.0
+"""The first answer of pyslurm may take so long, well within the deadline of a request (slurm.deadline): one that was
+built for another release of Slurm may hang."""
+MAX_FAILURES = 3  # So many in a row, and the commands are asked too: slurmctld may have been upgraded under pyslurm.
+LONGEST_PAUSE_S = 300.0  # Between two tries of a pyslurm that cannot be asked.
+
+
 class Gone(SlurmUnavailable):
     """pyslurm cannot be asked at all: its process cannot be started, or ends by itself before it answers."""
 
@@ -49,50 +65,62 @@ class Answer(msgspec.Struct, frozen=True):
 
     jobs: list[dict[str, Any]] | None = None
     nodes: list[dict[str, Any]] | None = None
-    refused: str = ""
     failed: str = ""
 
 
-class PyslurmListings:
-    """By pyslurm, which `python` (empty: our interpreter) has to have, built for the site's release."""
+class PyslurmListings(Listings):
+    """By pyslurm, which `python` (empty: our interpreter) has to have, built for the site's release, as long as it
+    answers at all; otherwise by the commands, unless `alone`.
 
-    note = ""
+    That Slurm does not answer is no reason to change: but as long as pyslurm has never once answered, or not the last
+    few times, it is unknown whether Slurm or pyslurm is at fault, and so the commands are asked as well. One that
+    cannot be asked at all is tried ever more rarely.
+    """
 
-    def __init__(self, python: str, environ: Mapping[str, str]) -> None:
+    def __init__(self, commands: Commands, python: str, environ: Mapping[str, str], *, alone: bool = False) -> None:
+        super().__init__(commands)
         # The file and not the module: it may not be able to import ours.
         self._argv = (python or sys.executable, "-I", pyslurm_child.__file__)
         self._environ = clean_environment(environ)
+        self._alone = alone
+        self._answered = False
+        self._failures = 0
+        self._gone = Backoff(first_s=2.0, most_s=LONGEST_PAUSE_S)
 
     async def view(self) -> SlurmView:
-        """With the excluded nodes of all jobs."""
-        answer = await self._ask("view")
-        return view_of(
-            await asyncio.to_thread(list_jobs, answer.jobs), await asyncio.to_thread(list_nodes, answer.nodes)
-        )
-
-    async def job(self, job_id: str) -> SlurmJob | None:
-        """An element of an array, and one that is not found at once, is looked for among all."""
-        number, _, element = job_id.partition("_")
-        if not element:
-            answer = await self._ask("job", number)
-            if not answer.refused and (found := all_or_none(list_jobs(answer.jobs))) and not found[0].het_job_id:
-                return one_job(found, job_id)
-        answer = await self._ask("jobs")
-        listed = ((), ()) if answer.refused else await asyncio.to_thread(list_jobs, answer.jobs)
-        jobs = merge_components(all_or_none(listed))
-        like = tuple(job for job in jobs if job_id in (job.job_id, job.raw_id) or job.array_job_id == job_id)
-        return one_job(like, job_id)
-
-    async def node(self, name: str) -> SlurmNode | None:
-        """Looked for among all: pyslurm's error for an unknown one says only that something was wrong."""
-        nodes = (await self._ask("nodes")).nodes
-        found = all_or_none(list_nodes(nodes and [row for row in nodes if row.get("nodelist") == name]))
-        return found[0] if found else None
-
-    async def _ask(self, *question: str) -> Answer:
-        """The answer, `refused` only if Slurm says that there is no such job. Raises Gone, SlurmUnavailable."""
+        """With the excluded nodes of all jobs. Raises Gone, SlurmUnavailable."""
+        if self._alone:
+            return await self.by_pyslurm()
+        if self._gone.wait_s(clock.monotonic()) > 0:
+            return await self.by_commands()
         try:
-            printed = await run([*self._argv, *question], self._environ, setting="slurm.pyslurm_python")
+            async with timeout(None if self._answered else FIRST_ANSWER_S):
+                view = await self.by_pyslurm()
+        except (SlurmUnavailable, TimeoutError) as error:
+            self._failures += 1
+            if gone := isinstance(error, Gone):
+                self._gone.failed(clock.monotonic())
+            elif self._answered and self._failures < MAX_FAILURES:
+                raise
+            view = await self.by_commands()  # raises what is wrong with Slurm itself, if anything is
+            why = str(error) or f"no answer within {FIRST_ANSWER_S:g} s"
+            why += "" if gone else "; its commands do answer: is pyslurm built for the release of slurmctld?"
+            if not self.note:
+                LOG.warning("Slurm is asked by its commands: %s", why)
+            self.note = f"Slurm is asked by its commands, not by pyslurm: {why}"
+            return view
+        self._answered, self._failures, self.note = True, 0, ""
+        self._gone.succeeded()
+        return view
+
+    async def by_commands(self) -> SlurmView:
+        """By squeue and sinfo."""
+        return await super().view()
+
+    async def by_pyslurm(self) -> SlurmView:
+        """By pyslurm. Raises Gone, SlurmUnavailable."""
+        try:
+            printed = await run(self._argv, self._environ, setting="slurm.pyslurm_python")
         except SlurmUnavailable as error:
             raise Gone(f"pyslurm's process: {error}") from error
         if printed.code:
@@ -102,9 +130,41 @@ class PyslurmListings:
             answer = await asyncio.to_thread(msgspec.json.decode, printed.output, type=Answer)
         except msgspec.DecodeError as error:
             raise SlurmUnavailable(f"pyslurm's process gave no listing: {error}") from error
-        if answer.failed or (answer.refused and not parse.is_unknown_job(answer.refused)):
-            raise SlurmUnavailable(f"pyslurm: {(answer.failed or answer.refused)[:300]}")
-        return answer
+        if answer.failed:
+            raise SlurmUnavailable(f"pyslurm: {answer.failed[:300]}")
+        jobs = await asyncio.to_thread(list_jobs, answer.jobs)
+        return view_of(jobs, await asyncio.to_thread(list_nodes, answer.nodes))
+
+
+def is_importable() -> bool:
+    """Whether our own interpreter has pyslurm. It is not imported: that may end the process."""
+    return importlib.util.find_spec("pyslurm") is not None
+
+
+def make_client(
+    choice: Literal["auto", "pyslurm", "command_line"],
+    *,
+    bin_directory: str = "",
+    deadline_s: float = 20.0,
+    pyslurm_python: str = "",
+    token_file: str = "",
+    environ: Mapping[str, str] | None = None,
+    observe: Observe = lambda call, outcome: None,
+    right: Right = ALWAYS,
+) -> CommandLineSlurm:
+    """A client for the site's Slurm.
+
+    `pyslurm`: listings come from pyslurm, and without it nothing is known. `auto`: they do if `pyslurm_python`,
+    or our own interpreter where that is empty, has it, and by the commands whenever it cannot be started.
+    `right`: see Commands.
+    `command_line`: never, nor with a `token_file`: the token changes, and pyslurm does not read it.
+    """
+    environ = os.environ if environ is None else environ
+    commands = Commands(bin_directory, environ, token_file, right)
+    wanted = choice == "pyslurm" or (choice == "auto" and not token_file and (pyslurm_python or is_importable()))
+    listings = PyslurmListings(commands, pyslurm_python, environ, alone=choice == "pyslurm") if wanted else None
+    LOG.info("Slurm is asked by %s", "pyslurm" if wanted else "its commands")
+    return CommandLineSlurm(bin_directory, deadline_s, environ, observe, listings, token_file, right=right)
 
 
 # ------------------------------------------------------------------------------------------------- rows

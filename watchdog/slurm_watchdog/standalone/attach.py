@@ -44,7 +44,7 @@ from slurm_watchdog.notify.notification import Caller
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import Commands
-from slurm_watchdog.slurm.listings import CommandLineListings
+from slurm_watchdog.slurm.listings import Listings
 from slurm_watchdog.standalone import report
 from slurm_watchdog.standalone.run import DETECTORS_OFF, free_port, page_password, remembered
 
@@ -57,7 +57,7 @@ GIVE_UP_AFTER = "10min"
 FINAL_WAIT_S = 10.0  # After the end of the job: its last lines are read, an action that waited for its end continues.
 
 
-class SingleJobListings(CommandLineListings):
+class SingleJobListings(Listings):
     """What Slurm says of one job only, and of all nodes: it may be moved to any."""
 
     def __init__(self, commands: Commands, job_id: str):

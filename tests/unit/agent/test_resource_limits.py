@@ -23,7 +23,6 @@ from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base import clock, redact
 from slurm_watchdog.base.regex_cost import op as _constants
 from slurm_watchdog.base.regex_cost import parser as _parser
-from slurm_watchdog.base.secret_kinds import KINDS, SecretKind
 from tests.builders.requests import plain_request
 
 MEANS = tool.Means(seconds=20.0, output_bytes=10_000, address_space=1 << 30, cpu_s=5, processes=4096)
@@ -211,7 +210,7 @@ def unbounded_repeats(tree: Any) -> Iterator[str]:
             yield from unbounded_repeats(what[-1])
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_a_kind_of_secret_every_repetition_is_bounded_so_that_masking_is_linear(kind: SecretKind) -> None:
+@pytest.mark.parametrize("kind", redact.KINDS, ids=lambda kind: kind.name)
+def test_a_kind_of_secret_every_repetition_is_bounded_so_that_masking_is_linear(kind: redact.SecretKind) -> None:
     assert list(unbounded_repeats(_parser.parse(kind.regex.pattern))) == []
     assert list(unbounded_repeats(_parser.parse(r"\beyJ[\w-]{8,}\."))) != []

@@ -1,6 +1,6 @@
 """Secrets of users in text: masked where the text enters, once. Pure, and linear in the length of the text.
 
-The kinds are rows of slurm_watchdog.base.secret_kinds; beside them stand long words without any order, as
+The kinds are rows of secret_kinds.conf; beside them stand long words without any order, as
 generated keys are. Masking what is masked already changes nothing, and what surrounds a secret stays. A
 masked run id costs less than a key that was sent to a colleague; hexadecimal words are the exception, for
 commits and digests are read all the time: see the table's head.
@@ -11,11 +11,123 @@ Who cuts text masks it first (`mask_cut`): half a secret is no kind that anybody
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
+from pathlib import Path
+
+import msgspec
 
 from slurm_watchdog.base.late_regex import late_regex
-from slurm_watchdog.base.secret_kinds import KINDS, LONG_WORD, SecretKind
+
+Test = Callable[[re.Match[str]], bool]
+
+
+class SecretKind(msgspec.Struct, frozen=True):
+    """One way to write a secret."""
+
+    name: str
+    needles: tuple[str, ...]
+    regex: re.Pattern[str]
+    is_secret: Test | None = None  # A last look at what the expression matched; None: it is enough.
+    in_long_word: bool = False
+    """It stands in a word of LONG_WORD characters and more: without such a word the row is skipped."""
+
+
+LONG_WORD = 20
+_PARTS = {
+    "{START}": r"(?<![A-Za-z0-9])",
+    "{END}": r"(?![A-Za-z0-9_-])",
+    "{QUOTED}": r"(?:\"[^\"]{1,512}\"|'[^']{1,512}'|[^\s&'\",;]{1,512})",
+}
+"""What an expression of the table may have by name."""
+_PLAIN_WORD = late_regex(
+    "none|null|nil|true|false|str|int|bytes|string|bool|optional|required|yes|no|empty|unset|missing|invalid|incorrect"
+    "|authentication|expired|wrong|not|is|was|the|a|for|from|with|changed"
+)
+_NO_TOKEN = late_regex(
+    r"(?:eos|bos|pad|unk|sep|cls|mask|image|next|last|first|prev|num|max|min|new|special|per|stop|start|end|of|the|added"
+    r"|unknown)[ _-]?$",
+    re.IGNORECASE,
+)
+_HASH = late_regex(
+    r"(?:commit|revision|\brev|sha\d*|\bgit|hash|digest|version|checksum|md5|cache|snapshots?)\W{0,4}\w{0,12}\W{0,3}$",
+    re.IGNORECASE,
+)
+_PLACEHOLDER = late_regex(r"%[sdr]|%\(\w+\)s|\$\{?\w+\}?|<[^>]*>?|\{[^}]*\}?|\*+|/[\w./-]+")
+
+
+def _value(match: re.Match[str]) -> bool:
+    """Behind a name that says password: whatever is no plain word of programs, no path and no placeholder."""
+    value = match["secret"].strip("'\"")
+    if len(value) < 3 or _PLAIN_WORD.fullmatch(value.lower().rstrip(".,:;)")) or _PLACEHOLDER.fullmatch(value):
+        return False
+    return not value.startswith(("os.environ", "os.getenv", "self.", "args.", "Optional", "Union", "getpass"))
+
+
+def _mixed(match: re.Match[str]) -> bool:
+    """Letters and digits, as generated words have them and names of things rarely do."""
+    value = match["secret"]
+    if any(c.isdigit() for c in value):
+        return any(c.isalpha() for c in value)
+    return len(value) >= 16 and _cased(match)
+
+
+def _cased(match: re.Match[str]) -> bool:
+    value = match["secret"]
+    return any(c.isupper() for c in value) and any(c.islower() for c in value)
+
+
+def _token(match: re.Match[str]) -> bool:
+    """Behind `token`: no token of a vocabulary, no count of tokens."""
+    assigned = match.string[match.start("secret") - 1] == "=" and not match["secret"].isdecimal()
+    return (assigned or _mixed(match)) and not _NO_TOKEN.search(match.string, max(0, match.start() - 12), match.start())
+
+
+def _no_hash(match: re.Match[str]) -> bool:
+    at = match.start("secret")
+    return not _HASH.search(match.string, max(0, at - 24), at)
+
+
+def _not_a_path(match: re.Match[str]) -> bool:
+    value = match["secret"].strip("'\"")
+    cache = match.string[: match.start()].lower().endswith("cache")
+    return value[:1] not in "/.$<{~" and _mixed(match) and not cache
+
+
+def _value_of_option(match: re.Match[str]) -> bool:
+    return _value(match) and ("token" not in match[0].lower() or _mixed(match))
+
+
+TESTS: dict[str, Test] = {
+    "basic": lambda match: _mixed(match) and _cased(match),
+    "cased": _cased,
+    "mixed": _mixed,
+    "no_hash": _no_hash,
+    "not_a_path": _not_a_path,
+    "option": _value_of_option,
+    "token": _token,
+    "value": _value,
+}
+
+
+def _kind(row: str) -> SecretKind:
+    """A row of the table."""
+    what, _, rest = row.partition(": ")
+    needles, _, text = rest.partition(" => ")
+    (name, *words), prefixes = what.split(" "), needles.split("|")
+    if "prefix" in words:
+        text = f"{{START}}(?P<secret>(?:{'|'.join(map(re.escape, prefixes))}){text})"
+    for part, meaning in _PARTS.items():
+        text = text.replace(part, meaning)
+    flags = (re.IGNORECASE if "i" in words else 0) | (re.DOTALL if "s" in words else 0)
+    test = next((TESTS[word] for word in words if word in TESTS), None)
+    return SecretKind(
+        name, tuple(each.lower() for each in prefixes), late_regex(text, flags), test, in_long_word="prefix" in words
+    )
+
+
+_ROWS = Path(__file__).with_name("secret_kinds.conf").read_text(encoding="utf-8").splitlines()
+KINDS = tuple(_kind(row) for row in _ROWS if row and not row.startswith("#"))
 
 MASK = "(masked)"
 MARGIN = 1024

@@ -20,7 +20,7 @@ from slurm_watchdog.detect.log_error import detect
 from slurm_watchdog.diagnose.logs.root_cause import Cause, find_cause
 from slurm_watchdog.model.incidents import Incident, IncidentKind, Severity, Truth
 from slurm_watchdog.replay.player import TracePlayer
-from slurm_watchdog.trace.read import in_order, moments, read_blocks, read_records
+from slurm_watchdog.trace.read import read_moments
 from slurm_watchdog.trace.records import ParseStats
 from tests.builders.failed_logs import SPEAKERS, VERDICTS, Expected
 
@@ -99,7 +99,7 @@ def played(text: str, nodes: tuple[str, ...], ranks: int = 0) -> tuple[TracePlay
     pieces = iter([data])
     tally, numbers = ParseStats(), count()
     player = TracePlayer(Config(), tally, lambda: f"i{next(numbers)}", 5.0)
-    flow = list(moments(in_order(read_records(read_blocks(lambda _: next(pieces, b"")), tally), tally)))
+    flow = list(read_moments(lambda _: next(pieces, b""), tally))
     for moment in flow:
         player.play(moment)
     return player, flow[-1].t

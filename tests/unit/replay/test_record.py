@@ -36,7 +36,7 @@ from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.model.usage import Pressure, Resource, Usage
 from slurm_watchdog.replay.player import Outcome, TracePlayer, numbered_ids, replay
-from slurm_watchdog.trace.read import Moment, in_order, moments, read_blocks, read_records, typical_interval_s
+from slurm_watchdog.trace.read import Moment, read_moments, typical_interval_s
 from slurm_watchdog.trace.records import MAX_LINE_BYTES, ParseStats
 from tests.builders.replayed import play, verdict
 from tests.builders.views import LOADER, RECV, process, slurm_job, stack
@@ -70,7 +70,7 @@ class Recording(ClusterState):
 
 
 def flow_of(data: bytes, tally: ParseStats) -> Iterator[Moment]:
-    return moments(in_order(read_records(read_blocks(io.BytesIO(data).read), tally), tally))
+    return read_moments(io.BytesIO(data).read, tally)
 
 
 def again(path: Path) -> Outcome:

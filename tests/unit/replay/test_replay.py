@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.replay.player import Outcome, TracePlayer, numbered_ids
-from slurm_watchdog.trace.read import in_order, moments, read_blocks, read_records
+from slurm_watchdog.trace.read import read_moments
 from slurm_watchdog.trace.records import ParseStats
 from tests.builders.replayed import Line, play, verdict
 from tests.replay import write_traces as traces
@@ -216,7 +216,7 @@ def in_own_words(words: Callable[[int], str]) -> list[Line]:
 def steps_seen(lines: list[Line], config: str = "") -> int:
     player = TracePlayer(parse_config(config) if config else Config(), ParseStats(), numbered_ids(), 10.0)
     data = b"\n".join(json.dumps(line).encode() for line in lines)
-    for moment in moments(in_order(read_records(read_blocks(io.BytesIO(data).read), ParseStats()), ParseStats())):
+    for moment in read_moments(io.BytesIO(data).read, ParseStats()):
         player.play(moment)
     view = player.state.job_view(JOB, 3000.0)
     return view.progress.steps_seen if view is not None and view.progress is not None else 0

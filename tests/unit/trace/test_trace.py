@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 
 from slurm_watchdog.trace import records
 from slurm_watchdog.trace.processes import MISSED, PROVEN, REGULAR, RELIABLE, WHOLE, Processes
-from slurm_watchdog.trace.read import (
-    Numbered,
-    in_order,
-    moments,
-    read_blocks,
-    read_records,
-    typical_interval_s,
-)
+from slurm_watchdog.trace.read import in_order, moments, read_records, typical_interval_s
 from slurm_watchdog.trace.records import MAX_LINE_BYTES, BadLine, ParseStats, Proc, parse_record
 from slurm_watchdog.trace.to_report import Node
 
@@ -42,15 +35,10 @@ def parse(text: str | bytes) -> tuple[Any, ParseStats]:
     return parse_record(text if isinstance(text, bytes) else text.encode(), 7, tally), tally
 
 
-def batches(*lines: str | bytes) -> tuple[list[list[Numbered]], ParseStats]:
+def ordered(*lines: str | bytes) -> tuple[list[Any], ParseStats]:
     data = b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines)
     tally = ParseStats()
-    return list(in_order(read_records(read_blocks(io.BytesIO(data).read), tally), tally)), tally
-
-
-def ordered(*lines: str | bytes) -> tuple[list[Any], ParseStats]:
-    found, tally = batches(*lines)
-    return [record for batch in found for _, _, record in batch], tally
+    return list(in_order(read_records(io.BytesIO(data).read, tally), tally)), tally
 
 
 def at(t: float, node: str = "n0") -> str:
@@ -139,8 +127,8 @@ def test_lines_of_any_length_cost_bounded_memory_and_the_next_one_is_read() -> N
     good = at(5).encode()
     data = io.BytesIO(b"\xef\xbb\xbf" + good + b"\r\n\n" + long + b"\n" + good + b"\n" + long)
     tally = ParseStats()
-    found = [each for batch in read_records(read_blocks(data.read), tally) for each in batch]
-    assert [(number, type(record).__name__) for _, number, record in found] == [
+    found = list(read_records(data.read, tally))
+    assert [(number, type(record).__name__) for number, record in found] == [
         (1, "Report"), (3, "BadLine"), (4, "Report"), (5, "BadLine"),
     ]  # fmt: skip
     assert (tally.lines, tally.skipped) == (4, {f"longer than {MAX_LINE_BYTES} bytes": [2, 3, 5]})
@@ -152,8 +140,8 @@ def test_a_trace_reads_alike_in_pieces_of_any_size_and_with_a_line_that_is_none(
     lines[13], lines[20], lines[31], lines[40] = b"", b"{", b"  " + lines[31] + b" ", b'{"kind":"x"}'
     data = io.BytesIO(b"\n".join(lines) + b"\n")
     tally = ParseStats()
-    found = [each for batch in read_records(read_blocks(lambda _: data.read(piece)), tally) for each in batch]
-    assert [number for _, number, _ in found] == [n for n in range(1, 61) if n not in (14, 41)]
+    found = list(read_records(lambda _: data.read(piece), tally))
+    assert [number for number, _ in found] == [n for n in range(1, 61) if n not in (14, 41)]
     assert (tally.lines, tally.skipped) == (
         59, {"no whole JSON in it": [1, 21], "a `kind` that trace v1 does not have": [1, 41]},
     )  # fmt: skip
@@ -213,12 +201,12 @@ def test_a_trace_that_goes_on_a_year_later_is_read_on() -> None:
 
 
 def test_trace_records_within_half_a_second_are_one_moment() -> None:
-    found, _ = batches(at(1), at(1.2), at(1.4), at(1.6), at(9))
+    found, _ = ordered(at(1), at(1.2), at(1.4), at(1.6), at(9))
     assert [(m.t, len(m.records)) for m in moments(found)] == [(1.4, 3), (1.6, 1), (9, 1)]
 
 
 def test_the_interval_of_reports_is_seen_in_the_trace() -> None:
-    found, _ = batches(*(at(60 * t, node) for t in range(20) for node in ("n0", "n1")))
+    found, _ = ordered(*(at(60 * t, node) for t in range(20) for node in ("n0", "n1")))
     assert typical_interval_s(moments(found)) == 60
     assert typical_interval_s([]) is None
 

@@ -28,7 +28,7 @@ from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
 from slurm_watchdog.replay.decisions import OF_THE_CONTROLLER, ReplayDecisions
 from slurm_watchdog.replay.slurm import SlurmListing
 from slurm_watchdog.trace import records
-from slurm_watchdog.trace.read import Moment, in_order, moments, read_blocks, read_records, typical_interval_s
+from slurm_watchdog.trace.read import Moment, read_moments, typical_interval_s
 from slurm_watchdog.trace.records import BadLine, ParseStats, Stack
 from slurm_watchdog.trace.to_report import Node
 
@@ -123,7 +123,7 @@ class Outcome:
 def replay(read: Callable[[int], bytes], config: Config, new_id: Callable[[], str]) -> Outcome:
     """Replays the trace that `read(n)` gives in pieces of at most n bytes. Raises what `read` raises."""
     tally = ParseStats()
-    flow = moments(in_order(read_records(read_blocks(read), tally), tally))
+    flow = read_moments(read, tally)
     early = list(islice(flow, LOOKED_AHEAD))
     interval_s = typical_interval_s(early) or config.agent.interval
     player = TracePlayer(config, tally, new_id, interval_s)

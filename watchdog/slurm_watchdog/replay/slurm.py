@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.slurm_states import ALIVE, RUNNING
 from slurm_watchdog.trace import records
-from slurm_watchdog.trace.records import ParseStats
+from slurm_watchdog.trace.records import ParseStats, with_more
 
 JOBLESS, SILENT = "IDLE", "FUTURE"
 """The states of a node that no running job has and of which a trace says no more: while it reports, and after that.
@@ -53,24 +52,14 @@ class SlurmListing:
         }
         fields = {name: value for name, value in given.items() if value is not None}
         job = SlurmJob(job_id=job_id, **fields) if old is None else replace(old, **fields)  # type: ignore[arg-type]
-        if record.more:
-            try:
-                job = msgspec.convert({**msgspec.to_builtins(job), **record.more, "job_id": job_id}, SlurmJob)
-            except msgspec.ValidationError:
-                self.tally.ignore("`more` that is not a SlurmJob")
+        job = with_more(job, record.more, self.tally) or job
         self.jobs[job_id] = job
         over = old is not None and (old.restarts != job.restarts or job.state not in RUNNING)
         return job.process_id if over else None
 
     def take_node(self, record: records.Node) -> None:
         node = SlurmNode(name=record.node, address="", state=record.state, reason=record.reason)
-        if record.more:
-            fields = {**msgspec.to_builtins(node), "address": ""} | record.more
-            try:
-                node = msgspec.convert({**fields, "name": record.node, "state": record.state}, SlurmNode)
-            except msgspec.ValidationError:
-                self.tally.ignore("`more` that is not a SlurmNode")
-        self._nodes[record.node] = node
+        self._nodes[record.node] = with_more(node, record.more, self.tally) or node
 
     def is_new_run(self, record: object) -> bool:
         """Whether Slurm has started a job again: what was there before is over."""

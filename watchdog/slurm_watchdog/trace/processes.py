@@ -19,11 +19,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.model.observations import Blocked, Process, Role
-from slurm_watchdog.trace.records import ParseStats, Proc
+from slurm_watchdog.trace.records import ParseStats, Proc, with_more
 
 REGULAR = 3
 RELIABLE = 20
@@ -112,12 +111,11 @@ class Processes:
             blocked_s = old.blocked_for_s(record, now) if old is not None else None
             if blocked_s is not None:
                 record = replace(record, state_age_s=blocked_s)
-            process = _process(record, key, old.process if old else None, restarts.get(key[0], 0), mounts)
+            process = _process(record, key, old.process if old else None, restarts.get(key[0], 0), mounts, self.tally)
             if process is not None and process.state in STOPPED and process.state_age_s is None:
                 process = replace(process, state_age_s=old.stopped_for_s(now) if old is not None else 0.0)
             if process is None:
                 self.unplaced = True
-                self.tally.ignore("`more` that is not a process record")
                 continue
             self._job_of[key[1]] = key[0]
             if process.rank is not None:
@@ -221,7 +219,9 @@ def _listed_again(known: ListedProcess, now: float) -> None:
     known.listed_at = now
 
 
-def _process(record: Proc, key: Key, old: Process | None, restarts: int, mounts: set[str]) -> Process | None:
+def _process(
+    record: Proc, key: Key, old: Process | None, restarts: int, mounts: set[str], tally: ParseStats
+) -> Process | None:
     """The process as this line has it; what the line leaves out, other than what it is doing, is as before."""
     if old is not None and record.more is None and record.path is record.mount is record.syscall is None:
         # Nearly every line: the same process, in no call that the line gives.
@@ -252,18 +252,7 @@ def _process(record: Proc, key: Key, old: Process | None, restarts: int, mounts:
     }
     if fields["cpu_s"] is None:
         fields["cpu_s"] = 0.0
-    blocked = _blocked(record, fields, mounts)
-    if record.more is None:
-        return Process(**fields, blocked=blocked)
-    more = dict(record.more)
-    if blocked is not None and isinstance(more.get("blocked"), dict):
-        more["blocked"] = {**msgspec.to_builtins(blocked), **more["blocked"]}
-    elif blocked is not None and "blocked" not in more:
-        more["blocked"] = msgspec.to_builtins(blocked)
-    try:
-        return msgspec.convert({**fields, **more}, Process)
-    except msgspec.ValidationError:
-        return None
+    return with_more(Process(**fields, blocked=_blocked(record, fields, mounts)), record.more, tally)
 
 
 def _blocked(record: Proc, fields: dict[str, Any], mounts: set[str]) -> Blocked | None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Annotated, Any, Final, Union, get_args, get_origin
+from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -21,6 +22,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
 Whole = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Id = str | int  # People write job ids with and without quotes.
 More = dict[str, Any]
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 UNDATED = 0.0  # The `t` of a record that the recorder dates.
@@ -232,6 +234,18 @@ class ParseStats:
         ]
 
 
+def with_more(base: S, more: More | None, tally: ParseStats) -> S | None:
+    """`base` with the fields of a line's `more` in place of its own; a `more` that is a whole row, as recordings have
+    it, stands alone. None, and counted, if that is none of our values."""
+    if not more:
+        return base
+    for fields in (more, {**msgspec.to_builtins(base), **more}):
+        with suppress(msgspec.ValidationError):
+            return msgspec.convert(fields, type(base))
+    tally.ignore(f"`more` that is not a {type(base).__name__}")
+    return None
+
+
 def _count(table: dict[str, list[int]], why: str, number: int) -> None:
     found = table.setdefault(why, [0])
     found[0] += 1
@@ -247,16 +261,8 @@ def _where(found: list[int]) -> str:
     return f" (line{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}{more})"
 
 
-def parse_records(block: bytes) -> list[Any_] | None:
-    """The records of lines of which every one is as it should be; None if any is not."""
-    try:
-        return _decoder.decode_lines(block)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-
-
 def parse_record(line: bytes, number: int, tally: ParseStats) -> Any_ | BadLine | None:
-    """The record in one line without its end; None if it holds none, Damage if it might have said who is there.
+    """The record in one line without its end; None if it holds none, BadLine if it might have said who is there.
 
     `tally` counts everything that was not used. A BadLine has no time of its own yet.
     """

@@ -27,7 +27,7 @@ from slurm_watchdog.trace import records
 from slurm_watchdog.trace.gpu_owners import LEAST_BYTES, AssignedGpus, GpuHolders, assign_gpus
 from slurm_watchdog.trace.log_events import Logs
 from slurm_watchdog.trace.processes import Processes
-from slurm_watchdog.trace.records import ParseStats
+from slurm_watchdog.trace.records import ParseStats, with_more
 
 MIB = 1024**2
 KEPT_OF_REPORT = (
@@ -222,9 +222,7 @@ class Node:
             "mounts": tuple(probes),
         }
         report = self._report(now, **given)
-        if not more:
-            return report
-        return self._with_more(report, {name: more[name] for name in KEPT_OF_REPORT if name in more}, Report) or report
+        return with_more(report, {name: more[name] for name in KEPT_OF_REPORT if name in more}, self.tally) or report
 
     def _of_more(self, wanted: type[T], fields: dict[str, Any]) -> T | None:
         """One of our values from a recording; None, and counted, if it is none."""
@@ -233,10 +231,6 @@ class Node:
         except msgspec.ValidationError:
             self.tally.ignore(f"`more` that is not a {wanted.__name__}")
             return None
-
-    def _with_more(self, base: T, more: dict[str, Any], wanted: type[T]) -> T | None:
-        """`base` with the fields of `more` in place of its own."""
-        return self._of_more(wanted, {**msgspec.to_builtins(base), **more})
 
     # ------------------------------------------------------------------------------------ one record each
 
@@ -272,9 +266,7 @@ class Node:
             throttle=None if record.throttle is None else tuple(record.throttle),
             pids=None if record.pids is None else tuple(record.pids),
         )
-        if record.more:
-            gpu = self._with_more(gpu, record.more, Gpu) or gpu
-        self._gpus[name] = (gpu, record.t)
+        self._gpus[name] = (with_more(gpu, record.more, self.tally) or gpu, record.t)
 
     def _kernel(self, record: records.Kmsg, now: float) -> Iterable[NodeEvent]:
         age_s = now - record.t
@@ -310,9 +302,7 @@ class Node:
             waited_s = record.t - self._hung_since.setdefault(record.mount, record.t)
             seconds = waited_s if record.probe_s is None else record.probe_s
         probe = MountProbe(mount=record.mount, responding=record.responding, seconds=seconds, wrote=True)
-        if record.more:
-            probe = self._with_more(probe, record.more, MountProbe) or probe
-        yield probe
+        yield with_more(probe, record.more, self.tally) or probe
 
     def _checkpoint(self, record: records.Checkpoint, now: float) -> Iterable[Event]:
         job_id = str(record.job_id)

@@ -30,10 +30,10 @@ AROUND = 60  # Lines kept before and after each that looks like an error: a trac
 MAX_KEPT = 60_000
 MAX_LATE = 20_000  # Of the kept lines so many are kept for what comes last, when the first ones have taken the others.
 ERRORS_IN_FULL = 6_000
-STEPS_IN_FULL = 6_000
+STEPS_IN_FULL = 4_000
 MAX_FACTS = 120_000
 MAX_STEP = 1 << 53
-SETUP_BYTES = 64 * 1024**2  # So far from the beginning a log is searched for the size of the job.
+SETUP_BYTES = 8 * 1024**2  # So far from the beginning a log is searched for the size of the job.
 TRIES_OF_BLOCK, MAX_TRIES = 200, 5000
 """Lines that are searched for a time behind the last line that tells anything, if that has none."""
 SEEN_BYTES = 400  # A line's time stands within its first characters.
@@ -42,7 +42,6 @@ HOST_LINES = 3
 LABEL_SHARE = 0.5
 _LABEL = late_regex(r"( {0,5}\d{1,6}): ")
 _SETUP = (b"orld", b"WORLD_SIZE", b"nranks", b"rocesses", b"nproc_per_node")
-_SETUP_LETTERS = tuple(letters(needle) for needle in _SETUP)
 _INDENTED = late_regex(r"(?: {4}|\t)")
 _FENCE = late_regex(r"^\s*(?:> ?)*(?:```|~~~)")
 _TOLD_TO_END = late_regex(r"CANCELLED AT|DUE TO (?:TIME LIMIT|PREEMPTION)|death signal|got signal: 15|Job step aborted")
@@ -93,9 +92,7 @@ class Collector:
     """Takes blocks of whole lines; `digest()` gives what was kept."""
 
     def __init__(self, markdown: bool = False, own: tuple[Pattern, ...] = ()) -> None:
-        self._seen = ShapeMemory(
-            errors_in_full=ERRORS_IN_FULL, steps_in_full=STEPS_IN_FULL, only_last=True, watched=_SETUP_LETTERS
-        )
+        self._seen = ShapeMemory(errors_in_full=ERRORS_IN_FULL, steps_in_full=STEPS_IN_FULL, evenly=1)
         self._raw: dict[int, str] = {}
         self._tail: list[tuple[int, str]] = []
         self._facts: list[Fact] = []
@@ -115,7 +112,7 @@ class Collector:
         `first_line`."""
         data, numbers = unwrapped(data, first_line, numbers)
         found = scan(data, self._seen, self._own)
-        self._left_out += found.left_out
+        self._left_out += found.errors_left_out
 
         def number(place: int) -> int:
             return first_line + place if numbers is None else numbers[place]
@@ -132,7 +129,7 @@ class Collector:
             self._note_lone_losses(data, number)
         count = found.lines + (not data.endswith(b"\n"))
         wanted = self._wanted(count, errors)
-        if self._bytes < SETUP_BYTES and found.watched:
+        if self._bytes < SETUP_BYTES:
             wanted |= _setup_lines(data)
         if wanted:
             self._keep(data.split(b"\n"), sorted(wanted), number)

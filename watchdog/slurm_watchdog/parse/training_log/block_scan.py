@@ -17,7 +17,7 @@ from __future__ import annotations
 import string
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain
 
 import msgspec
 from msgspec.structs import replace
@@ -35,16 +35,11 @@ MAX_LINE_BYTES = 8192  # Of a line so much is decoded; parse_line looks at less.
 IN_FULL = 128
 """So many lines of one shape are all parsed if they may be errors: 100 ranks that say the same are 100 facts."""
 STEPS_IN_FULL = 32  # So many if they can only be steps or phases.
-BARREN = 256  # With `ShapeMemory.only_last`: after so many lines of a shape without a fact its other lines are sampled.
+BARREN = 256  # After so many lines of a shape without a fact only its last line in each piece is parsed.
 EVENLY = 8  # Of the further lines of one shape so many are parsed, an even choice with the last, in each piece.
-SAMPLE_PIECES = 8
-"""With `ShapeMemory.only_last`: of so many pieces without a new shape one is parsed, and the last one of a block."""
 MAX_SHAPES = 512
 """Shapes that are remembered from piece to piece; then counting starts again. A shape is as long as its line."""
 MAX_SHAPE_BYTES = 512
-FEW_SHAPES = 4
-"""Shapes of a block of a few lines, which is what a look at a log mostly finds: whether they hold a needle is
-known from the look before."""
 
 _SHAPE_CHARACTERS = (string.ascii_letters + "%|\n").encode()
 _LOWER = bytes(range(256)).lower()
@@ -62,27 +57,19 @@ class ShapeMemory(msgspec.Struct):
     stays bounded."""
 
     parsed: dict[bytes, int] = msgspec.field(default_factory=dict)
+    telling: set[bytes] = msgspec.field(default_factory=set)  # Of these, the shapes that have given a fact.
     errors_in_full: int = IN_FULL
     steps_in_full: int = STEPS_IN_FULL
-    piece_bytes: int = PIECE_BYTES
-    only_last: bool = False
-    """Of further lines only the last of each shape is parsed in each piece, and the others are not counted: quicker."""
-    done: set[bytes] = msgspec.field(default_factory=set)  # With `only_last`: shapes that have had their share.
-    quiet: set[bytes] = msgspec.field(default_factory=set)  # With `only_last`: shapes without any needle.
-    gave_fact: set[bytes] = msgspec.field(default_factory=set)
-    """With `only_last`: shapes that have given a fact; emptied together with `parsed`."""
-    watched: tuple[bytes, ...] = ()
-    """With `only_last`: letters that the caller looks for in the lines itself, and where they are not, need not."""
-    holding: set[bytes] = msgspec.field(default_factory=set)
-    """Shapes that hold one of `watched`, of those that are not looked at again."""
+    evenly: int = EVENLY
 
-    def add(self, shape: bytes, count: int) -> None:
+    def add(self, shape: bytes, count: int, tells: bool) -> None:
         if len(shape) <= MAX_SHAPE_BYTES:
             if len(self.parsed) >= MAX_SHAPES and shape not in self.parsed:
                 self.parsed.clear()
-                self.done.clear()
-                self.gave_fact.clear()
+                self.telling.clear()
             self.parsed[shape] = self.parsed.get(shape, 0) + count
+            if tells:
+                self.telling.add(shape)
 
 
 class Scan(msgspec.Struct):
@@ -90,10 +77,10 @@ class Scan(msgspec.Struct):
 
     facts: list[tuple[str, LogFact]] = msgspec.field(default_factory=list)
     left_out: int = 0  # Lines that were not parsed, of a shape whose other lines gave facts.
+    errors_left_out: int = 0  # Of these, lines of a shape that may be an error.
     parsed: int = 0  # Lines that were given to parse_line.
     places: list[int] = msgspec.field(default_factory=list)  # Of each fact the line of the block, counted from 0.
     lines: int = 0  # How many line feeds the block has.
-    watched: bool = False  # Whether one of `ShapeMemory.watched` may be in the block: never false where one is.
 
 
 def letters(text: str | bytes) -> bytes:
@@ -153,49 +140,38 @@ def scan(block: bytes, seen: ShapeMemory | None = None, own: tuple[Pattern, ...]
     """
     seen = ShapeMemory() if seen is None else seen
     found = Scan()
-    parts = list(pieces(block, seen.piece_bytes))
-    for number, piece in enumerate(parts, 1):
-        _scan_piece(piece, seen, found, own, number % SAMPLE_PIECES == 0 or number == len(parts))
+    for piece in pieces(block):
+        _scan_piece(piece, seen, found, own)
     return found
 
 
-def pieces(block: bytes, size: int = PIECE_BYTES) -> Iterator[bytes]:
-    """The block in parts of whole lines, each of at most `size` bytes if its lines allow."""
+def pieces(block: bytes) -> Iterator[bytes]:
+    """The block in parts of whole lines, each of at most PIECE_BYTES if its lines allow."""
     start = 0
-    while len(block) - start > size:
-        end = block.rfind(b"\n", start, start + size) + 1
+    while len(block) - start > PIECE_BYTES:
+        end = block.rfind(b"\n", start, start + PIECE_BYTES) + 1
         if end <= start:
-            end = block.find(b"\n", start + size) + 1 or len(block)
+            end = block.find(b"\n", start + PIECE_BYTES) + 1 or len(block)
         yield block[start:end]
         start = end
     yield block[start:] if start else block
 
 
-def _scan_piece(piece: bytes, seen: ShapeMemory, found: Scan, own: tuple[Pattern, ...], sample: bool) -> None:
-    shapes = _shapes(piece, seen.piece_bytes)
+def _scan_piece(piece: bytes, seen: ShapeMemory, found: Scan, own: tuple[Pattern, ...]) -> None:
+    shapes = _shapes(piece)
     line = found.lines
     found.lines += len(shapes) - 1
-    different = set(shapes)
-    if seen.watched and not found.watched:
-        found.watched = _holds_watched(different, seen)
-    loud = different if own else _shapes_to_parse(different, seen)
+    loud = set(shapes) if own else _with_needle(set(shapes))
     has_title = _TITLE in piece
-    if seen.only_last and not sample and loud <= seen.done and not has_title:
+    if not loud and not has_title:
         return
+    lines = piece.split(b"\n")
     titled: set[bytes] = set()
-    lines = piece.split(b"\n") if loud or has_title else []
-    if has_title:
-        for at, each in enumerate(lines):
-            if _TITLE in each:
-                shapes[at] = letters(each)
-                titled.add(shapes[at])
-    if not loud and not titled:
-        return
-    if seen.only_last and loud <= seen.done and not titled:
-        last = dict(zip(shapes, range(len(shapes)), strict=True))
-        hits = sorted(last[shape] for shape in loud)
-    else:
-        hits = [at for at, shape in enumerate(shapes) if shape in loud or shape in titled]
+    for at, each in enumerate(lines if has_title else ()):
+        if _TITLE in each:
+            shapes[at] = letters(each)
+            titled.add(shapes[at])
+    hits = [at for at, shape in enumerate(shapes) if shape in loud or shape in titled]
     facts: list[tuple[int, str, LogFact]] = []
     for shape, places in _groups(hits, shapes).items():
         facts += _parse_alike(shape, places, _Piece(lines, shapes, titled, own), seen, found)
@@ -204,7 +180,7 @@ def _scan_piece(piece: bytes, seen: ShapeMemory, found: Scan, own: tuple[Pattern
     found.places += [line + at for at, _, _ in facts]
 
 
-def _shapes(piece: bytes, size: int) -> list[bytes]:
+def _shapes(piece: bytes) -> list[bytes]:
     """The shape of each line."""
     plain = piece
     if b"\x1b" in piece:
@@ -212,7 +188,7 @@ def _shapes(piece: bytes, size: int) -> list[bytes]:
     if not plain.isascii():
         plain = plain.replace(_KELVIN, b"k")
     shapes = plain.translate(_LOWER, _DELETED).split(b"\n")
-    if len(piece) > size:  # it holds a line longer than itself
+    if len(piece) > PIECE_BYTES:  # it holds a line longer than itself
         shapes = [shape[:MAX_LINE_BYTES] for shape in shapes]
     return shapes
 
@@ -230,88 +206,32 @@ def _parse_alike(
     """The facts of the lines of one shape, as many of them as are to be parsed, each with its place."""
     first = piece.shapes[places[0]]
     errors = bool(_rows(first, first in piece.titled, piece.own).signatures)
-    in_full = seen.errors_in_full if errors else seen.steps_in_full
     before = seen.parsed.get(shape, 0)
-    chosen = _chosen(places, in_full - before, 1 if seen.only_last else EVENLY)
-    gave_fact = not seen.only_last or shape in seen.gave_fact
+    chosen = _chosen(places, (seen.errors_in_full if errors else seen.steps_in_full) - before, seen.evenly)
     facts: list[tuple[int, str, LogFact]] = []
-    parsed = 0
+    tells, parsed = shape in seen.telling, 0
     for at in chosen:
-        if not gave_fact and before + parsed >= BARREN and at != chosen[-1]:
+        if not tells and before + parsed >= BARREN and at != chosen[-1]:
             continue
         parsed += 1
         text = piece.lines[at][:MAX_LINE_BYTES].decode("utf-8", errors="replace")
         fact = parse_line(text, _rows(piece.shapes[at], piece.shapes[at] in piece.titled, piece.own))
         if fact is not None:
-            gave_fact = True
+            tells = True
             facts.append((at, text, fact))
-    seen.add(shape, parsed)
+    seen.add(shape, parsed, tells)
     found.parsed += parsed
     if facts:
         found.left_out += len(places) - parsed
-    if seen.only_last:
-        _note_done(shape, {piece.shapes[at] for at in places}, gave_fact, in_full, seen)
+        found.errors_left_out += (len(places) - parsed) * errors
     return facts
 
 
-def _note_done(shape: bytes, members: set[bytes], gave_fact: bool, in_full: int, seen: ShapeMemory) -> None:
-    """Notes whether lines of a shape have had their share; one that said nothing for long may yet say something."""
-    known = {each for each in members if len(each) <= MAX_SHAPE_BYTES}
-    if shape not in seen.parsed:
-        return
-    if gave_fact:
-        seen.gave_fact.add(shape)
-    if seen.parsed[shape] < (in_full if gave_fact else BARREN):
-        seen.done -= known
-    elif len(seen.done) < MAX_SHAPES:
-        seen.done |= known
-
-
-def _holds_watched(shapes: set[bytes], seen: ShapeMemory) -> bool:
-    """Whether a shape holds one of the letters that are watched for; must come before `_shapes_to_parse`, which
-    notes what is known."""
-    if shapes & seen.holding:
-        return True
-    new = shapes - seen.quiet - seen.done
-    joined = b"\n".join(new)
-    if not any(letters in joined for letters in seen.watched):
-        return False
-    if len(seen.holding) >= MAX_SHAPES:
-        seen.quiet.clear()
-        seen.done.clear()
-        seen.holding.clear()
-    seen.holding.update(
-        each for each in new if len(each) <= MAX_SHAPE_BYTES and any(letters in each for letters in seen.watched)
-    )
-    return True
-
-
-def _shapes_to_parse(shapes: set[bytes], seen: ShapeMemory) -> set[bytes]:
-    """The shapes that hold a needle; with `only_last` those that are known to hold none are not looked at again."""
-    needles = needles_in_force()
-    if not seen.only_last:
-        if len(shapes) <= FEW_SHAPES and all(len(shape) <= MAX_SHAPE_BYTES for shape in shapes):
-            return {shape for shape in shapes if _holds_needle(shape, needles)}
-        return _with_needle(shapes, needles)
-    new = shapes - seen.quiet - seen.done
-    loud = _with_needle(new, needles) if new else new
-    if len(seen.quiet) >= MAX_SHAPES:
-        seen.quiet.clear()
-    room = MAX_SHAPES - len(seen.quiet)
-    seen.quiet.update(islice((each for each in new - loud if len(each) <= MAX_SHAPE_BYTES), room))
-    return loud | (shapes & seen.done)
-
-
-@lru_cache(maxsize=MAX_SHAPES)
-def _holds_needle(shape: bytes, needles: Needles) -> bool:
-    return bool(_with_needle({shape}, needles))
-
-
-def _with_needle(shapes: set[bytes], needles: Needles) -> set[bytes]:
+def _with_needle(shapes: set[bytes]) -> set[bytes]:
     """The shapes that hold a needle."""
     joined = b"\n".join(shapes)
     hits: set[bytes] = set()
-    for needle in needles.cover:
+    for needle in needles_in_force().cover:
         at = joined.find(needle)
         while at >= 0:
             end = joined.find(b"\n", at)
@@ -364,7 +284,7 @@ def _groups(hits: list[int], shapes: list[bytes]) -> dict[bytes, list[int]]:
     return coarse
 
 
-def _chosen(places: list[int], in_full: int, evenly: int = EVENLY) -> list[int]:
+def _chosen(places: list[int], in_full: int, evenly: int) -> list[int]:
     """Which lines of one shape are parsed: the first ones, and of the others an even choice with the last."""
     in_full = max(0, in_full)
     if len(places) <= in_full + evenly:

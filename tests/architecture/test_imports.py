@@ -287,7 +287,7 @@ def test_a_compute_node_needs_no_package_of_the_controller(module: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-PORT_USERS = ("actions.decider", "actions.manager", "evidence.collector", "api.local_socket", "api.web_page")
+PORT_USERS = ("actions.decider", "actions.manager", "evidence.collector", "api.doors", "api.web_page")
 
 
 @pytest.mark.parametrize("user", PORT_USERS)

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp.test_utils import TestClient, TestServer
 
-from slurm_watchdog.controller.api.local_socket import make_app
+from slurm_watchdog.controller.api.doors import make_app
 from slurm_watchdog.controller.policy.access import Person
 
 

@@ -25,7 +25,7 @@ from slurm_watchdog.base.log_setup import MaskingFormatter
 from slurm_watchdog.cli.bundle import bundle_files
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.api.asking import reason_of
-from slurm_watchdog.controller.api.local_socket import make_app
+from slurm_watchdog.controller.api.doors import make_app
 from slurm_watchdog.controller.api.routes import PAGE_ROUTES, ROUTES
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.incidents.judge import Judge

@@ -20,7 +20,7 @@ from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.cli.ask import intervals, print_report
 from slurm_watchdog.cli.show import paired, run_row
 from slurm_watchdog.controller.api.answers import report_asked
-from slurm_watchdog.controller.api.local_socket import make_app
+from slurm_watchdog.controller.api.doors import make_app
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.controller.run_records import RunRecords
 from slurm_watchdog.journal.database import Database

@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from slurm_watchdog.cli.bundle import bundle_files
 from slurm_watchdog.controller.api.answers import without_kernel_lines
 from slurm_watchdog.controller.api.asking import operators_of
-from slurm_watchdog.controller.api.local_socket import make_app, peer_person
+from slurm_watchdog.controller.api.doors import make_app, peer_person
 from slurm_watchdog.controller.api.routes import PAGE_ROUTES
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents

@@ -14,7 +14,7 @@ from yarl import URL
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.loading import ConfigError, parse_config
-from slurm_watchdog.controller.api.local_socket import make_app
+from slurm_watchdog.controller.api.doors import make_app
 from slurm_watchdog.controller.api.requests import MAX_ADDED_A_DAY
 from slurm_watchdog.controller.api.routes import ROUTES
 from slurm_watchdog.controller.policy.access import Person

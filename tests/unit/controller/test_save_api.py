@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from msgspec.structs import replace
 
 from slurm_watchdog.config.loading import parse_config
-from slurm_watchdog.controller.api.local_socket import make_app
+from slurm_watchdog.controller.api.doors import make_app
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.model.actions import Action, Decision, Verdict

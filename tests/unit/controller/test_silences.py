@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from slurm_watchdog.controller.api.local_socket import make_app
+from slurm_watchdog.controller.api.doors import make_app
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.journal.journal import Journal

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from slurm_watchdog.cli.munge_exchange import MungeExchange
 from slurm_watchdog.cli.options import ClientError
 from slurm_watchdog.controller.api.asking import UserLookup
-from slurm_watchdog.controller.api.user_door import (
+from slurm_watchdog.controller.api.doors import (
     ADDRESS_BURST,
     ARRIVAL_S,
     BURST,

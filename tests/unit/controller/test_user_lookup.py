@@ -13,7 +13,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from slurm_watchdog.controller.api.asking import KEPT_S, UserLookup, person_of
-from slurm_watchdog.controller.api.local_socket import make_app
+from slurm_watchdog.controller.api.doors import make_app
 from slurm_watchdog.controller.policy.access import Person
 from tests.builders.open_doors import OWNER, Controller
 

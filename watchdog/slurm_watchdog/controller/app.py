@@ -22,8 +22,7 @@ from slurm_watchdog.base.text import one_line
 from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
-from slurm_watchdog.controller.api import local_socket
-from slurm_watchdog.controller.api.user_door import UserDoor
+from slurm_watchdog.controller.api.doors import UserDoor, make_app, open_socket
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.controller import Controller, Outside
 from slurm_watchdog.controller.evidence.held_answers import HeldAnswers
@@ -341,9 +340,9 @@ async def open_doors(
     else:
         host, port = split_address(config.controller.listen)
         await agents.start(host, port, BACKLOG)
-    local = web.AppRunner(local_socket.make_app(controller), access_log=None)
+    local = web.AppRunner(make_app(controller), access_log=None)
     await local.setup()
-    await local_socket.open_socket(local, config.controller.socket, config.controller.socket_group)
+    await open_socket(local, config.controller.socket, config.controller.socket_group)
     doors: list[Server | web.AppRunner] = [agents, local]
     if config.controller.user_listen and not own:
         doors.append(await open_user_door(controller))

@@ -15,8 +15,7 @@ from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.base.loop import sd_notify
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
-from slurm_watchdog.controller.api import local_socket
-from slurm_watchdog.controller.api.user_door import make_refusing_server
+from slurm_watchdog.controller.api.doors import make_refusing_server, open_socket
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.reload import await_signals
 from slurm_watchdog.identity.munge_protocol import STANDBY
@@ -110,7 +109,7 @@ class Standby:
         local = web.AppRunner(app, access_log=None)
         await local.setup()
         doors.append(local)
-        await local_socket.open_socket(local, config.socket, config.socket_group)
+        await open_socket(local, config.socket, config.socket_group)
         if config.page_listen:
             try:
                 await web.TCPSite(local, *split_address(config.page_listen)).start()

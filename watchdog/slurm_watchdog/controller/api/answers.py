@@ -18,23 +18,9 @@ from slurm_watchdog.analysis.lost_time import report as counted
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.base.text import duration
+from slurm_watchdog.controller.api import views
 from slurm_watchdog.controller.api.asking import UNKNOWN_CALLER, Asked, RequestRefused, Who, checked_nodes
-from slurm_watchdog.controller.api.views import (
-    DETAILS_FOR,
-    SHOWN_OPEN,
-    Sees,
-    action_of,
-    done_about,
-    is_of,
-    job_row,
-    node_map,
-    open_incident,
-    own_status,
-    ranks_of,
-    shown,
-    status_of,
-    why_left,
-)
+from slurm_watchdog.controller.api.views import Sees
 from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.controller.node_history.suspicion import Counted, kind_words, suspicion_of
 from slurm_watchdog.controller.policy.access import Operators, Person, may_see
@@ -46,7 +32,6 @@ from slurm_watchdog.journal.reports import read_report
 from slurm_watchdog.model import documents
 from slurm_watchdog.model.actions import ActionRun
 from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
-from slurm_watchdog.model.documents import ControllerState, Job, Pause, SlurmState, Status
 from slurm_watchdog.model.headline import response
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.lost_time import Report
@@ -126,41 +111,41 @@ class Api:
         self.reports = 0
         self.overviews: dict[Hashable, tuple[float, Overview]] = {}  # Who asked -> when it was made, the document.
 
-    def paused(self) -> Pause | None:
+    def paused(self) -> documents.Pause | None:
         found = self.controller.journal.paused()
-        return None if found is None else Pause(reason=found[0], by=found[1], at=found[2])
+        return None if found is None else documents.Pause(reason=found[0], by=found[1], at=found[2])
 
     def silences(self, asked: Asked) -> tuple[Silence, ...]:
         """Those that hold; reasons, which are words of users, are for operators."""
         whole, held = self.who.is_operator(asked), self.controller.silences.listed()
         return tuple(replace(each, owner=None, reason=each.reason if whole else "") for each in held)
 
-    def overall(self, asked: Asked) -> Status:
+    def overall(self, asked: Asked) -> documents.Status:
         """The status as far as everybody who may open the page may see it."""
         c, only = self.controller, self.who.only(asked)
-        resolved = sum(each.state is IncidentState.RESOLVED for each in c.journal.incidents(owner=only))
-        known = (c.judge.view, c.judge.limits_s, c.judge.incidents, resolved)
-        slurm = SlurmState(age_s=c.judge.view.slurm_age_s)
+        view, known, found = c.judge.view, list(c.judge.incidents), c.health()
         if only is not None:
-            found = own_status(*known, c.health(), only, self.done)
-        else:
-            found = status_of(*known, self.who.sees(asked), c.health(), c.silences.words_of, self.done)
-            found = replace(found, silences=self.silences(asked))
-        return replace(found, mode=c.config.mode, paused=self.paused(), slurm=slurm)
+            view, known, found = views.own(view, known, found, only)
+        silences = self.silences(asked) if only is None else ()
+        over = sum(each.state is IncidentState.RESOLVED for each in c.journal.incidents(owner=only))
+        sees, quiet = self.who.sees(asked), c.silences.words_of
+        made = views.status_of(view, c.judge.limits_s, known, over, sees, found, quiet, self.done)
+        slurm = documents.SlurmState(age_s=c.judge.view.slurm_age_s)
+        return replace(made, mode=c.config.mode, paused=self.paused(), slurm=slurm, silences=silences)
 
     def done(self, incident: Incident) -> str:
         """What is done about an open incident."""
         journal = self.controller.journal
-        return done_about(incident, journal.decisions(incident.id), journal.actions(incident.id))
+        return views.done_about(incident, journal.decisions(incident.id), journal.actions(incident.id))
 
     def find(self, asked: Asked) -> Incident:
         """The incident with the id in the path, or the only one whose id begins so, of those that may be shown: others
         are as if they were not there. Raises RequestRefused."""
         c, given, only = self.controller, asked.named["id"], self.who.only(asked)
         exact = c.journal.incident(given)
-        there = [exact] if exact is not None and is_of(exact, only) else []
+        there = [exact] if exact is not None and views.is_of(exact, only) else []
         there = there or [*c.judge.incidents, *c.journal.incidents(owner=only, beginning=given)]
-        known = {each.id: each for each in there if each.id.startswith(given) and is_of(each, only)}
+        known = {each.id: each for each in there if each.id.startswith(given) and views.is_of(each, only)}
         if len(known) > 1:
             raise RequestRefused(400, f"{len(known)} incidents begin with {given[:40]!r}; give more of the id")
         if not known:
@@ -168,10 +153,10 @@ class Api:
         return next(iter(known.values()))
 
 
-def status(api: Api, asked: Asked) -> Status:
+def status(api: Api, asked: Asked) -> documents.Status:
     """What is watched, and whether all is well."""
     c, now = api.controller, clock.monotonic()
-    controller = ControllerState(
+    controller = documents.ControllerState(
         version=__version__,
         started_at=c.started_at,
         last_tick_age_s=None if c.last_tick is None else now - c.last_tick,
@@ -200,15 +185,15 @@ def incidents(api: Api, asked: Asked) -> list[documents.Incident]:
     known, current = {each.id for each in stored}, {each.id: each for each in c.judge.incidents}
     pending = [i for i in current.values() if i.id not in known and (job_id is None or job_id in i.job_ids)]
     found = [current.get(i.id, i) for i in (*pending, *stored)]
-    return [shown(i, sees, journal.decisions(i.id), journal.actions(i.id)) for i in found if is_of(i, only)]
+    return [views.shown(i, sees, journal.decisions(i.id), journal.actions(i.id)) for i in found if views.is_of(i, only)]
 
 
 def explain(api: Api, asked: Asked) -> documents.Explanation:
     """One incident: who, since when, why, what was done."""
     c, incident, sees = api.controller, api.find(asked), api.who.sees(asked)
     runs = c.journal.actions(incident.id)
-    head = shown(c.judge.incidents.get(incident.id) or incident, sees, c.journal.decisions(incident.id), runs)
-    actions = tuple(action_of(run, c.actions.waiting(run.decision.id)) for run in runs)
+    head = views.shown(c.judge.incidents.get(incident.id) or incident, sees, c.journal.decisions(incident.id), runs)
+    actions = tuple(views.action_of(run, c.actions.waiting(run.decision.id)) for run in runs)
     if not sees(incident):
         follows = api.who.follows(asked, incident, runs, c.state.jobs)
         return documents.Explanation(incident=head, actions=actions if follows else ())
@@ -246,7 +231,7 @@ def evidence(api: Api, asked: Asked) -> msgspec.Raw:
     """One piece of its evidence, as a node answered it."""
     incident, number = api.find(asked), asked.named["number"]
     if not api.who.sees(asked)(incident):
-        raise RequestRefused(403, f"the evidence of incident {incident.id} is for {DETAILS_FOR}")
+        raise RequestRefused(403, f"the evidence of incident {incident.id} is for {views.DETAILS_FOR}")
     if not number.isascii() or not number.isdecimal() or len(number) > 18:
         raise RequestRefused(400, f"{number[:40]!r} is not a number of a piece of evidence")
     document = api.controller.journal.evidence.document(incident.id, int(number))
@@ -320,11 +305,13 @@ def _overview(api: Api, asked: Asked) -> Overview:
         about = run.decision.incident_id
         found = known.get(about) or c.journal.incident(about)
         whole = found is not None and sees(found)
-        return action_of(run, c.actions.waiting(run.decision.id) if whole else None, whole=whole)
+        return views.action_of(run, c.actions.waiting(run.decision.id) if whole else None, whole=whole)
 
     fields = structs.asdict(api.overall(asked)) | {
         "open": tuple(
-            open_incident(each, sees, quiet[each.id], api.done(each) if number < SHOWN_OPEN else response(each))
+            views.open_incident(
+                each, sees, quiet[each.id], api.done(each) if number < views.SHOWN_OPEN else response(each)
+            )
             for number, each in enumerate(known)
         )
     }
@@ -333,7 +320,7 @@ def _overview(api: Api, asked: Asked) -> Overview:
         **fields,
         cluster=c.config.cluster_name,
         at=clock.wall(),
-        map=node_map(c.judge.view, known),
+        map=views.node_map(c.judge.view, known),
         doing=tuple(map(doing, under_way)),
         todo=todo(known, handled, c.journal, sees),
     )
@@ -348,7 +335,7 @@ def todo(incidents: Iterable[Incident], handled: Collection[str], journal: Journ
     return tuple(
         picked(
             Todo, each, "kind", "job_ids", incident=each.id,
-            why=why_left(decisions.get(each.id, []), may_see=sees(each)),
+            why=views.why_left(decisions.get(each.id, []), may_see=sees(each)),
             hint="" if (hint := spec_of(each.kind).hint) is None else hint.try_next,
         )
         for each in left[:SHOWN_TODO]
@@ -364,14 +351,14 @@ def job(api: Api, asked: Asked) -> JobPage:
         if not owners or not (api.who.is_operator(asked) or owners == {asked.person.uid}):
             raise RequestRefused(404, f"job {job_id[:40]!r} is not running, or not watched")
         return JobPage(job_id=job_id, ended=True, history=history(c.journal, job_id, sees))
-    row = replace(job_row(view, c.judge.limits_s.get(job_id)), health=c.health().of(job_id))
-    shown = picked(JobPage, row, *Job.__struct_fields__, step_times=view.step_times[-CURVE_POINTS:])
+    row = replace(views.job_row(view, c.judge.limits_s.get(job_id)), health=c.health().of(job_id))
+    shown = picked(JobPage, row, *documents.Job.__struct_fields__, step_times=view.step_times[-CURVE_POINTS:])
     if not may_see((view.job.uid,), asked.person, api.who.operators):
         return shown
     about = [each for each in c.judge.incidents if job_id in each.job_ids and is_announced(each)]
     named = {each.rank for incident in about for each in incident.culprits}
     return replace(
-        shown, losses=view.losses, rank_rows=ranks_of(view, named), supervisor=view.supervisor,
+        shown, losses=view.losses, rank_rows=views.ranks_of(view, named), supervisor=view.supervisor,
         history=history(c.journal, job_id, sees),
     )  # fmt: skip
 
@@ -389,7 +376,7 @@ def history(journal: Journal, job_id: str, sees: Sees) -> History:
     return History(
         runs=tuple(sorted(journal.run_records.of(job_id=[job_id]), key=lambda run: run.began_at)),
         incidents=tuple(picked(documents.Incident, each, *fields) for each in incidents),
-        actions=tuple(map(action_of, done)),
+        actions=tuple(map(views.action_of, done)),
     )
 
 
@@ -407,7 +394,7 @@ def node_table(found: Sequence[NodeSuspicion], *, sees: bool) -> NodeTable:
         suspect_from=SUSPECT_FROM,
         suspects=sum(each.suspect for each in found),
         known=len(found),
-        nodes=tuple(_shown(each, sees) for each in found[:SHOWN_NODES]),
+        nodes=tuple(replace(each, place=_place(each, sees)) for each in found[:SHOWN_NODES]),
     )
 
 
@@ -420,22 +407,17 @@ def node(api: Api, asked: Asked) -> NodeHistory:
     return node_history(name, events, clock.wall(), asked.person, api.who.operators)
 
 
-def _shown(found: NodeSuspicion, sees: bool) -> NodeSuspicion:
-    """No word of it comes from a user, unless he who asks `sees` them."""
-    return found if sees else replace(found, place=_public_place(found.place))
-
-
 def node_history(node: str, events: Sequence[Counted], now: float, person: Person, operators: Operators) -> NodeHistory:
     """One node with its history, newest first: whole sentences for those who may see them."""
-    found = suspicion_of(node, [each for each in events if each.node == node], now)
-    shown = list(reversed(events))[:SHOWN_EVENTS]
+    found, whole = suspicion_of(node, [each for each in events if each.node == node], now), operators.include(person)
+    own = f"{person.uid}/"  # the chains of jobs of the person who asks
     return picked(
-        NodeHistory,
-        _shown(found, operators.include(person)),
-        *NodeSuspicion.__struct_fields__,
-        suspect_from=SUSPECT_FROM,
-        history=tuple(_past_event(each, node, now, _sees(each.event, person, operators)) for each in shown),
-    )
+        NodeHistory, found, suspect_from=SUSPECT_FROM, place=_place(found, whole),
+        history=tuple(
+            _past_event(each, node, now, whole or each.event.chain.startswith(own))
+            for each in reversed(events[-SHOWN_EVENTS:])
+        ),
+    )  # fmt: skip
 
 
 def _past_event(each: Counted, node: str, now: float, sees: bool) -> PastEvent:
@@ -443,20 +425,16 @@ def _past_event(each: Counted, node: str, now: float, sees: bool) -> PastEvent:
     return picked(
         PastEvent, event, "at", "kind", "node", "job_id", "incident_id",
         what=event.what if sees else f"{kind_words(event.kind)}.",
-        place=event.place if sees else _public_place(event.place),
+        place=_place(event, sees),
         counts_for=each.node,
         weight=round(each.weight(now), 3) if each.node == node else 0.0,
         why_not=each.why_not if sees else each.why_not.partition(":")[0],
     )  # fmt: skip
 
 
-def _public_place(place: str) -> str:
-    """A mount is a path, which a user may have named."""
-    return MOUNT_PLACE.rstrip(":") if place.startswith(MOUNT_PLACE) else place
-
-
-def _sees(event: NodeEvent, person: Person, operators: Operators) -> bool:
-    return operators.include(person) or (person.uid is not None and event.chain.startswith(f"{person.uid}/"))
+def _place(of: NodeSuspicion | NodeEvent, sees: bool) -> str:
+    """A mount is a path, which a user may have named: no word of it comes from a user, unless he who asks `sees`."""
+    return MOUNT_PLACE.rstrip(":") if of.place.startswith(MOUNT_PLACE) and not sees else of.place
 
 
 # ------------------------------------------------------------------------------------------------ reports

@@ -18,23 +18,9 @@ from slurm_watchdog.controller.api.views import action_of, is_of
 from slurm_watchdog.controller.incidents.judge import proves_stuck
 from slurm_watchdog.controller.node_history.suspicion import DAY_S, MAX_WHAT
 from slurm_watchdog.detect.registry import KINDS
+from slurm_watchdog.model import documents
 from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
-from slurm_watchdog.model.documents import (
-    LONGEST_S,
-    ActionRun,
-    Answered,
-    Cancelled,
-    FollowRequest,
-    JobRequest,
-    Paused,
-    PauseRequest,
-    RestartRequest,
-    SaveRequest,
-    SelectedJob,
-    SilenceRequest,
-    Silences,
-)
 from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.node_documents import NodeEventRequest
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
@@ -57,7 +43,7 @@ USERS_OWN = {
 # ------------------------------------------------------------------------------------------------ one job
 
 
-async def restart(api: Api, asked: Asked, given: RestartRequest) -> Answered:
+async def restart(api: Api, asked: Asked, given: documents.RestartRequest) -> documents.Answered:
     """Restarts a job gracefully, without some nodes if given; answers what policy decided."""
     c, job_id = api.controller, checked_job(given.job_id)
     exclude = checked_nodes(given.exclude)
@@ -74,9 +60,9 @@ async def restart(api: Api, asked: Asked, given: RestartRequest) -> Answered:
     return _answered(job, incident, decision)
 
 
-def _answered(job: SlurmJob, incident: Incident, decision: Decision) -> Answered:
+def _answered(job: SlurmJob, incident: Incident, decision: Decision) -> documents.Answered:
     ids = {"job_id": job.job_id, "incident_id": incident.id, "decision_id": decision.id}
-    return picked(Answered, decision, "verdict", "by", "reason", **ids)
+    return picked(documents.Answered, decision, "verdict", "by", "reason", **ids)
 
 
 def _needs_now(api: Api, hang: Incident, job_id: str) -> str:
@@ -92,7 +78,7 @@ def _needs_now(api: Api, hang: Incident, job_id: str) -> str:
     )
 
 
-def cancel_restart(api: Api, asked: Asked, given: JobRequest) -> Cancelled:
+def cancel_restart(api: Api, asked: Asked, given: documents.JobRequest) -> documents.Cancelled:
     """Ends a restart that still waits for the job to save; its kill switch is removed."""
     job_id = checked_job(given.job_id)
     job = api.controller.state.jobs.get(job_id)
@@ -100,10 +86,10 @@ def cancel_restart(api: Api, asked: Asked, given: JobRequest) -> Cancelled:
     problem = api.controller.actions.abandon(job_id, api.who.require(asked, "restart", *whose))
     if problem is not None:
         raise RequestRefused(409, problem)
-    return Cancelled(job_id=job_id)
+    return documents.Cancelled(job_id=job_id)
 
 
-def diagnose(api: Api, asked: Asked, given: JobRequest) -> DiagnosisProgress:
+def diagnose(api: Api, asked: Asked, given: documents.JobRequest) -> DiagnosisProgress:
     """All ranks of a running job are asked where they stand; how far that is is read by the answer's id."""
     job_id, now = checked_job(given.job_id), clock.monotonic()
     only, job = api.who.only(asked), api.controller.state.jobs.get(job_id)
@@ -120,15 +106,15 @@ def diagnose(api: Api, asked: Asked, given: JobRequest) -> DiagnosisProgress:
 # ------------------------------------------------------------------------------------------------ many jobs
 
 
-def selected(api: Api, asked: Asked) -> list[SelectedJob]:
+def selected(api: Api, asked: Asked) -> list[documents.SelectedJob]:
     """The running jobs, each with why it cannot be asked to save."""
     return [_row(api, job) for job in api.controller.state.jobs.values() if job.state in RESTARTABLE]
 
 
-def _row(api: Api, job: SlurmJob) -> SelectedJob:
+def _row(api: Api, job: SlurmJob) -> documents.SelectedJob:
     view = api.controller.state.job_view(job.job_id, clock.monotonic())
     return picked(
-        SelectedJob, job, "job_id", "user", "name", "partition", "nodes",
+        documents.SelectedJob, job, "job_id", "user", "name", "partition", "nodes",
         step=view.progress.known_step if view is not None and view.progress is not None else None,
         checkpoint_step=view.checkpoint.step if view is not None and view.checkpoint is not None else None,
         why_not=_why_not(api, job),
@@ -150,27 +136,27 @@ def _why_not(api: Api, job: SlurmJob) -> str:
     return "" if view.living_ranks else "no process of a training is known in it"
 
 
-async def ask_jobs(api: Api, asked: Asked, given: SaveRequest) -> list[Answered]:
+async def ask_jobs(api: Api, asked: Asked, given: documents.SaveRequest) -> list[documents.Answered]:
     """Asks the same of some jobs; each answer says what policy says to it. Others continue to be served."""
     within_s = None if given.before is None else given.before - clock.wall()
     if within_s is not None and within_s <= 0:
         raise RequestRefused(400, "that time is over")
-    if within_s is not None and within_s > LONGEST_S:
-        raise RequestRefused(400, f"before has to be a date within the next {LONGEST_S / 86400:.0f} days")
+    if within_s is not None and within_s > documents.LONGEST_S:
+        raise RequestRefused(400, f"before has to be a date within the next {documents.LONGEST_S / 86400:.0f} days")
     exclude = checked_nodes(given.exclude, api.controller.state.node_addresses)
     rows = []
     for job_id in map(checked_job, given.job_ids):
         try:
             rows.append(_ask_one(api, asked, job_id, given, exclude, within_s))
         except RequestRefused as error:
-            rows.append(Answered(job_id=job_id, verdict="refused", reason=str(error)))
+            rows.append(documents.Answered(job_id=job_id, verdict="refused", reason=str(error)))
         await asyncio.sleep(0)
     return rows
 
 
 def _ask_one(
-    api: Api, asked: Asked, job_id: str, given: SaveRequest, exclude: tuple[str, ...], within_s: float | None
-) -> Answered:
+    api: Api, asked: Asked, job_id: str, given: documents.SaveRequest, exclude: tuple[str, ...], within_s: float | None
+) -> documents.Answered:
     job = api.controller.state.jobs.get(job_id)
     if job is None:
         raise RequestRefused(404, "Slurm does not list it any more")
@@ -183,7 +169,7 @@ def _ask_one(
     return _answered(job, incident, decision)
 
 
-async def progress(api: Api, asked: Asked, given: FollowRequest) -> dict[str, ActionRun]:
+async def progress(api: Api, asked: Asked, given: documents.FollowRequest) -> dict[str, documents.ActionRun]:
     """How far the actions of these incidents are: the newest of each."""
     c, found, only = api.controller, {}, api.who.only(asked)
     for incident_id in given.incident_ids:
@@ -199,25 +185,25 @@ async def progress(api: Api, asked: Asked, given: FollowRequest) -> dict[str, Ac
 # ------------------------------------------------------------------------------------------------ pauses, silences
 
 
-def pause(api: Api, asked: Asked, given: PauseRequest) -> Paused:
+def pause(api: Api, asked: Asked, given: documents.PauseRequest) -> documents.Paused:
     """Pauses all automatic actions until `/v1/resume`."""
     name = api.who.require(asked, "pause")
     api.controller.journal.pause(reason_of(given.reason), name, clock.wall())
-    return Paused(paused=api.paused())
+    return documents.Paused(paused=api.paused())
 
 
-def resume(api: Api, asked: Asked) -> Paused:
+def resume(api: Api, asked: Asked) -> documents.Paused:
     """Ends a pause."""
     api.controller.journal.resume(api.who.require(asked, "pause"), clock.wall())
-    return Paused(paused=api.paused())
+    return documents.Paused(paused=api.paused())
 
 
-def silences(api: Api, asked: Asked) -> Silences:
+def silences(api: Api, asked: Asked) -> documents.Silences:
     """The silences that hold."""
-    return Silences(silences=api.silences(asked))
+    return documents.Silences(silences=api.silences(asked))
 
 
-def silence(api: Api, asked: Asked, given: SilenceRequest) -> Silences:
+def silence(api: Api, asked: Asked, given: documents.SilenceRequest) -> documents.Silences:
     """No messages about some kinds, jobs or nodes, for a while."""
     now, state = clock.wall(), api.controller.state
     kinds, jobs = tuple(dict.fromkeys(given.kinds)), tuple(dict.fromkeys(map(checked_job, given.jobs)))
@@ -240,10 +226,10 @@ def silence(api: Api, asked: Asked, given: SilenceRequest) -> Silences:
         kinds=kinds, jobs=jobs, nodes=nodes, owner=owner,
     )  # fmt: skip
     api.controller.silences.add(made)
-    return Silences(id=made.id, silences=api.silences(asked))
+    return documents.Silences(id=made.id, silences=api.silences(asked))
 
 
-def end_silence(api: Api, asked: Asked) -> Silences:
+def end_silence(api: Api, asked: Asked) -> documents.Silences:
     """Ends a silence."""
     given, silences = asked.named["id"], api.controller.silences
     found = next((each for each in silences.listed() if each.id == given), None)
@@ -253,7 +239,7 @@ def end_silence(api: Api, asked: Asked) -> Silences:
     if name != found.by:
         name = api.who.require(asked, "silence", about=f"silence {found.id} was made by {found.by}")
     silences.end(found, f"ended by {name}")
-    return Silences(silences=api.silences(asked))
+    return documents.Silences(silences=api.silences(asked))
 
 
 def elements_of(job_ids: Iterable[str], jobs: Mapping[str, SlurmJob]) -> list[list[SlurmJob]]:

@@ -118,34 +118,28 @@ def is_of(incident: Incident, uid: int | None) -> bool:
     return uid is None or set(incident.owners) == {uid}
 
 
-def own_status(
-    view: ClusterView, limits_s: Mapping[str, float], open_incidents: Collection[Incident], resolved: int,
-    found: Health, uid: int, done: Callable[[Incident], str],
-) -> Status:  # fmt: skip
-    """The status of a user's own jobs; `found` is that of all, `resolved` the number of his incidents that are over."""
+def own(
+    view: ClusterView, incidents: Iterable[Incident], found: Health, uid: int
+) -> tuple[ClusterView, list[Incident], Health]:
+    """The same of one user's jobs alone."""
     jobs = tuple(job for job in view.jobs if job.job.uid == uid)
-    nodes = {node for job in jobs for node in job.job.nodes}
-    ids = {job.job.job_id for job in jobs}
-    incidents = [each for each in open_incidents if is_of(each, uid)]
+    nodes, ids = {node for job in jobs for node in job.job.nodes}, {job.job.job_id for job in jobs}
+    mine = [each for each in incidents if is_of(each, uid)]
+    health = tuple(each for each in found.jobs if each.job_id in ids)
+    again = {each.job_id for each in health if each.state == RESTARTING}
+    in_hand = {each.id for each in mine if each.job_ids and again.issuperset(each.jobs_now or each.job_ids)}
+    firing = sum(is_announced(each) and each.id not in in_hand for each in mine)
+    levels = [each.level for each in health] + [Level.CRITICAL] * bool(firing)
+    wrong = f"{plural(firing, 'incident')} firing; " if firing else ""
     small = replace(
         view,
         jobs=jobs,
         reporting_nodes=tuple(node for node in view.reporting_nodes if node in nodes),
         silent_nodes=tuple(node for node in view.silent_nodes if node in nodes),
     )
-    of_jobs = tuple(each for each in found.jobs if each.job_id in ids)
-    again = {each.job_id for each in of_jobs if each.state == RESTARTING}
-    in_hand = {each.id for each in incidents if each.job_ids and again.issuperset(each.jobs_now or each.job_ids)}
-    firing = sum(is_announced(each) and each.id not in in_hand for each in incidents)
-    levels = [each.level for each in of_jobs] + [Level.CRITICAL] * bool(firing)
-    wrong = f"{plural(firing, 'incident')} firing; " if firing else ""
-    own = Health(
-        level=min(levels, key=ORDER.index, default=Level.OK),
-        headline=f"{wrong}{plural(len(jobs), 'job')} of yours watched.",
-        reasons=(),
-        jobs=of_jobs,
-    )
-    return status_of(small, limits_s, incidents, resolved, lambda incident: True, own, done=done)
+    said = f"{wrong}{plural(len(jobs), 'job')} of yours watched."
+    level = min(levels, key=ORDER.index, default=Level.OK)
+    return small, mine, Health(level=level, headline=said, reasons=(), jobs=health)
 
 
 def done_about(incident: Incident, decisions: Sequence[Decision], actions: Sequence[ActionRun]) -> str:

@@ -1,25 +1,32 @@
-"""The door for users on other machines: each request is proven by MUNGE, and about its maker's own jobs.
+"""The two doors of the commands: the local socket, for root, the controller's user and one group, where the kernel says
+who asks; and the port for users on other machines, each of whose requests is proven by MUNGE, and about its maker's own
+jobs.
 
-A request is plain HTTP, with a credential in its header that only the controller's user can decode and that holds a
-digest of the request; munged lets no credential be decoded twice. The answer is a credential, too: made by the
-controller's user, for the one who asked alone, with the digest that it answers. So no one on the way reads an answer,
-changes one or a request, or sends one again; and an address that someone else has taken over answers nothing.
-
-Root and the controller's user are not let in: who is root of a node is not root here.
+A request to that port is plain HTTP, with a credential in its header that only the controller's user can decode and
+that holds a digest of the request; munged lets no credential be decoded twice. The answer is a credential, too: made by
+the controller's user, for the one who asked alone, with the digest that it answers. So no one on the way reads an
+answer, changes one or a request, or sends one again; and an address that someone else has taken over answers nothing.
+Root and the controller's user are not let in there: who is root of a node is not root here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import grp
+import logging
 import os
+import socket
+import struct
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import msgspec
+from aiohttp import web
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.api.answers import Api, CommandSources
-from slurm_watchdog.controller.api.asking import MAX_BODY_BYTES, Asked, RequestRefused, UserLookup
-from slurm_watchdog.controller.api.routes import USER_ROUTES, answer, refusal_of
+from slurm_watchdog.controller.api.asking import MAX_BODY_BYTES, UNKNOWN_CALLER, Asked, RequestRefused, UserLookup
+from slurm_watchdog.controller.api.routes import ROUTES, USER_ROUTES, answer, refusal_of
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.identity.munge_decoder import BadCredential, Decoder, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import CREDENTIAL, STANDBY, SealedAnswer, request_digest
@@ -28,6 +35,11 @@ from slurm_watchdog.wire.http_messages import Handler as RequestHandler
 from slurm_watchdog.wire.http_server import Server
 from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, most_connections
 
+log = logging.getLogger(__name__)
+
+SOCKET_MODE = 0o660  # Root and the socket's group: who may use the commands is in that group.
+SO_PEERGROUPS = 59  # asm-generic/socket.h; Python's `socket` has no name for it.
+MAX_GROUPS = 256  # What Python's getsockopt takes: 1024 bytes.
 ADDRESS_BURST, ADDRESS_PER_S = 200.0, 20.0  # Requests of one address: all people of a login node come from one.
 BURST, PER_S = 60.0, 3.0  # Requests of one user, once he is proven: who follows a restart asks once a second.
 MAX_ANSWER = 700_000  # Bytes of what is sealed: a credential of munged holds 1 MiB at most, in base64.
@@ -38,6 +50,78 @@ SEALS_AT_ONCE = 4  # Programs munge that run at once, each with its pipes; munge
 
 Encode = Callable[[bytes, int], Awaitable[str]]
 """(payload, user) -> a credential that he alone can decode. Raises MungeUnavailable."""
+
+
+def make_app(
+    controller: CommandSources, person_of: Callable[[web.Request], Person] | None = None,
+    users: UserLookup | None = None,
+) -> web.Application:  # fmt: skip
+    """Answers every route; `person_of` says who asks (the process at the other end), and `users` how he is called."""
+    api, users, who = Api(controller), users or UserLookup(), person_of or peer_person
+
+    async def handle(request: web.Request) -> web.Response:
+        try:
+            asked = Asked(request.method, request.raw_path, who(request), await request.read())
+        except RequestRefused as error:
+            status, body = error.status, refusal_of(str(error))
+        except web.HTTPRequestEntityTooLarge:
+            status, body = 413, refusal_of("the request is too large")
+        else:
+            status, body = await answer(api, ROUTES, asked, users)
+        return web.Response(status=status, body=body, content_type="application/json")
+
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app.router.add_route("*", "/{path:.*}", handle)
+    return app
+
+
+def peer_person(request: web.Request) -> Person:
+    """The process at the other end with its groups, as the kernel tells it. Raises RequestRefused."""
+    sock = request.transport.get_extra_info("socket") if request.transport else None
+    if sock is None:
+        raise RequestRefused(403, UNKNOWN_CALLER)
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, gid = struct.unpack("3i", credentials)
+    try:
+        raw = sock.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, MAX_GROUPS * struct.calcsize("i"))
+    except OSError:  # in more groups than fit, or a kernel before 4.13: its first group is known
+        raw = b""
+    return Person(uid, frozenset({gid, *struct.unpack(f"{len(raw) // 4}i", raw)}))
+
+
+async def open_socket(runner: web.AppRunner, path: str, group: str = "") -> None:
+    """Listens on `path`, for the members of `group` and no one else; a socket that a dead controller left is replaced.
+
+    Raises OSError if a live one holds it.
+    """
+    _make_room(Path(path))
+    await web.UnixSite(runner, path).start()
+    if group:  # apart from the controller's own, which may read its files; without it the socket stays the latter's
+        try:
+            os.chown(path, -1, grp.getgrnam(group).gr_gid)
+        except (KeyError, PermissionError) as error:
+            why = "no such group" if isinstance(error, KeyError) else "the controller is not a member of it"
+            log.warning(
+                "%s is for root and the controller's user alone: controller.socket_group is %s (%s)", path, group, why
+            )
+    os.chmod(path, SOCKET_MODE)
+
+
+def _make_room(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)
+        else:
+            raise OSError(f"another controller answers on {path}; stop it first")
+
+
+# ------------------------------------------------------------------------------------------------ users elsewhere
 
 
 class UserDoor:

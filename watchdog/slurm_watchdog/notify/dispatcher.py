@@ -23,20 +23,11 @@ from slurm_watchdog.base.text import one_line, plural
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import ActionRun, Decision, Verdict
 from slurm_watchdog.model.documents import Delivery
+from slurm_watchdog.model.headline import BUSY
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.silence import Silence
 from slurm_watchdog.model.slurm import SlurmJob
-from slurm_watchdog.notify.notification import (
-    KEPT_JOBS,
-    TEST_SUBJECT,
-    TRANSIENT_GUARDS,
-    Caller,
-    JobNote,
-    Notice,
-    Site,
-    Topic,
-    to_row,
-)
+from slurm_watchdog.notify.notification import TEST_SUBJECT, Caller, JobNote, Notice, Site, Topic, to_row
 from slurm_watchdog.notify.programs import ALERTED, Programs, SendFailed, post_alerts, post_events
 from slurm_watchdog.notify.slack import SlackChannel, SlackPoster
 
@@ -54,8 +45,9 @@ LONGEST_WAIT_S = 3600.0  # even if Slack asks for more
 STALE_AFTER_S = 86400.0  # older messages are dropped; they are in the log and in the journal
 FORGET_AFTER_S = 14 * 86400.0  # for threads and sent messages: an incident that lasts longer gets a new thread
 TIDY_EVERY_S = 600.0
-
-
+KEPT_JOBS = 8  # of an incident, in a message
+TRANSIENT_GUARDS = frozenset({"blind", "evidence", *BUSY})
+"""They usually hold for seconds: until Slurm answers, stacks are collected, or another action has ended."""
 Channel: TypeAlias = "SlackChannel | Programs"
 
 
@@ -231,8 +223,8 @@ class Notifier:
         known, acted_on = self.sources, incident.id in self.sources.acting()
         jobs = filter(None, map(known.job_of, incident.job_ids[:KEPT_JOBS]))
         notes = tuple(picked(JobNote, job, gpus=known.gpus_of(job.job_id)) for job in jobs)
-        about: dict[str, Any] = {"caller": self._caller, "acted_on": acted_on, "jobs": notes}
-        return Notice(topic=topic, at=self.wall(), incident=incident, **about, **what)
+        about: dict[str, Any] = {"caller": self._caller, "acted_on": acted_on, "jobs": notes} | what
+        return Notice(topic=topic, at=self.wall(), incident=incident, **about)
 
     def firing(self) -> list[Notice]:
         """A notice of each incident that fires, for a receiver that has to be told again."""

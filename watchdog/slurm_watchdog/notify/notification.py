@@ -17,30 +17,15 @@ from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, one_line, plural, to_show
 from slurm_watchdog.config.policy import Exceptions, values_for
-from slurm_watchdog.model.actions import Action, ActionEnd, ActionRun, Decision
-from slurm_watchdog.model.headline import BUSY, headline, needs_person, place, response
+from slurm_watchdog.model.actions import ActionEnd, ActionRun, Decision
+from slurm_watchdog.model.headline import headline, needs_person, place, response
 from slurm_watchdog.model.incidents import Culprit, Incident, Severity
 
 KEPT = 30  # facts and culprits that are stored
 KEPT_CHARS = 500  # of each sentence: no message shows more, and five thousand may wait for an unreachable Slack
-KEPT_JOBS = 8
-TRANSIENT_GUARDS = frozenset({"blind", "evidence", *BUSY})
-"""They usually hold for seconds: until Slurm answers, stacks are collected, or another action has ended."""
 TEST_SUBJECT = "test"  # of the incident that a test of the receivers sends
 VALUE_LIMIT = 4000  # characters of one value in a message
 SEVERITY_WORDS = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "warning", Severity.INFO: "info"}
-DONE = {
-    Action.REQUEUE: "requeued",
-    Action.GRACEFUL_RESTART: "restarted gracefully",
-    Action.RESTART_STEP: "restarted in its allocation",
-    Action.RESUBMIT: "ended and submitted again",
-    Action.LEAVE_TO_CHAIN: "ended for the next of its chain",
-    Action.CANCEL: "cancelled",
-    Action.ASK_TO_SAVE: "asked to save",
-    Action.HOLD: "held",
-    Action.END_PROCESS: "ended",
-}
-"""Past participle of each action, as in "job 7 was requeued"."""
 
 
 class Topic(StrEnum):
@@ -169,7 +154,6 @@ def message_of(notice: Notice) -> Message:
     words = asdict(notice) | {
         "decision": decision,
         "end": notice.end,
-        "done": decision and DONE.get(decision.action, "requeued"),
         "over": over(incident),
         "severity": SEVERITY_WORDS[incident.severity],
         "test": "Nothing to do: this is a test" if incident.subject == TEST_SUBJECT else "",

@@ -17,7 +17,7 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.health.cluster import Health, health
 from slurm_watchdog.controller.health.job import HealthInputs
-from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
+from slurm_watchdog.controller.incidents.judge import OpenIncidents
 from slurm_watchdog.controller.node_history.suspicion import by_node, suspicions
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.journal.evidence import Piece

@@ -49,7 +49,7 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.evidence import collector, store
 from slurm_watchdog.controller.evidence.requests import FairSlots
 from slurm_watchdog.controller.evidence.store import EvidenceShare
-from slurm_watchdog.controller.incidents.open_limit import within_room
+from slurm_watchdog.controller.incidents.judge import within_room
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.state.cluster import ClusterState
@@ -563,7 +563,7 @@ ROWS = {
     "a number of 400 digits": Row("L9", "node", number_without_end, (("slurm_watchdog.wire.codec._may_be_long", lambda data: False),)),
     "brackets without end": Row("M9", "node", brackets_without_end, (("slurm_watchdog.wire.codec.RecursionError", KeyError),)),
     "a flood of reports": Row("M4", "node", report_flood, (("slurm_watchdog.wire.rate_limits.TokenBuckets.acquire", yes),)),
-    "a thousand faults": Row("M9", "node", faults_without_end, (("slurm_watchdog.controller.incidents.open_limit.OF_ONE", 1 << 40),)),
+    "a thousand faults": Row("M9", "node", faults_without_end, (("slurm_watchdog.controller.incidents.judge.OF_ONE", 1 << 40),)),
     "connections of one address": Row("C1", "stranger", connections_of_one, (("slurm_watchdog.wire.rate_limits.Limits.opened", lambda *_: ""),)),
     "somebody else's evidence": Row("H2 M6", "colleague", evidence_of_somebody_else, (("slurm_watchdog.controller.policy.access.may_see", yes), ("slurm_watchdog.controller.api.asking.may_see", yes))),
     "evidence without the page's password": Row("M6", "colleague", evidence_without_the_password, (("slurm_watchdog.controller.api.web_page._knows", yes),)),

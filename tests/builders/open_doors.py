@@ -23,7 +23,7 @@ from slurm_watchdog.controller.api.routes import PAGE_ROUTES, ROUTES, Route
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.health.cluster import health
 from slurm_watchdog.controller.health.job import HealthInputs
-from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
+from slurm_watchdog.controller.incidents.judge import OpenIncidents
 from slurm_watchdog.controller.policy.access import STRANGER, Operators, Person
 from slurm_watchdog.controller.state.evidence_collection import Collected
 from slurm_watchdog.diagnose.diagnosis import Diagnosis

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm_watchdog.config.policy import Policy
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.policy.policy_input import PolicyInput
+from slurm_watchdog.controller.policy.guards import PolicyInput
 from slurm_watchdog.controller.policy.rules import Rule
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentKind, IncidentState, Severity

@@ -8,7 +8,7 @@ from slurm_watchdog.controller.policy.by_user import (
     crowd_of,
     in_trouble,
 )
-from slurm_watchdog.controller.policy.policy_input import PolicyInput
+from slurm_watchdog.controller.policy.guards import PolicyInput
 from slurm_watchdog.model.actions import Action, Decision, Fence, Verdict
 from slurm_watchdog.model.incidents import Incident, IncidentKind
 from slurm_watchdog.model.slurm import SlurmJob

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
-from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
+from slurm_watchdog.controller.incidents.judge import OpenIncidents
 from tests.builders.notices import replace
 from tests.integration import packages
 from tests.integration.chromium import Browser

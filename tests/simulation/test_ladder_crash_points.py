@@ -11,9 +11,16 @@ from msgspec.structs import replace
 
 from slurm_watchdog.actuate import by_agent, by_slurm
 from slurm_watchdog.controller.actions.ladder.next_move import next_move
-from slurm_watchdog.controller.actions.ladder.state import Execute, Finish, LadderLimits, Reconcile, Wait
+from slurm_watchdog.controller.actions.ladder.state import (
+    Execute,
+    Finish,
+    LadderLimits,
+    Reconcile,
+    StuckNode,
+    Wait,
+    stuck_nodes,
+)
 from slurm_watchdog.controller.actions.ladder.state import Observed as Known
-from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, stuck_nodes
 from slurm_watchdog.controller.policy.guards import why_not_in_place
 from slurm_watchdog.model.actions import (
     Action,

@@ -28,8 +28,7 @@ from slurm_watchdog.controller.api.asking import reason_of
 from slurm_watchdog.controller.api.doors import make_app
 from slurm_watchdog.controller.api.routes import PAGE_ROUTES, ROUTES
 from slurm_watchdog.controller.api.web_page import make_page
-from slurm_watchdog.controller.incidents.judge import Judge
-from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
+from slurm_watchdog.controller.incidents.judge import Judge, OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.evidence import NodeEvidence, RankEvidence, StackDump

@@ -19,7 +19,7 @@ from slurm_watchdog.controller.api.asking import operators_of
 from slurm_watchdog.controller.api.doors import make_app, peer_person
 from slurm_watchdog.controller.api.routes import PAGE_ROUTES
 from slurm_watchdog.controller.api.web_page import make_page
-from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
+from slurm_watchdog.controller.incidents.judge import OpenIncidents
 from slurm_watchdog.controller.policy.access import Operators, Person, may_see, public_sentence
 from slurm_watchdog.detect.registry import KINDS, spec_of
 from slurm_watchdog.journal.evidence import pack

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.controller.evidence.held_answers import HeldAnswers, is_due
-from slurm_watchdog.controller.evidence.requests import EARLY_DUMPS_AN_HOUR, early_budget
+from slurm_watchdog.controller.evidence.requests import EARLY_DUMPS_AN_HOUR, HeldAnswers, early_budget, is_due
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.counter_clock import PAUSE_KEPT_S, SETTLED_AFTER, Paces

@@ -18,7 +18,7 @@ from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.controller.evidence import collector, store
 from slurm_watchdog.controller.evidence.collector import AT_ONCE, FINISHED_KEPT, CollectionLimits, Collector
 from slurm_watchdog.controller.evidence.requests import EvidenceRequests
-from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
+from slurm_watchdog.controller.incidents.judge import OpenIncidents
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.state import evidence_collection
 from slurm_watchdog.controller.state.cluster import ClusterState

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.controller.policy.lost_mounts import FRESH_S, LOST_S, lost_mounts
+from slurm_watchdog.controller.policy.placement import FRESH_S, LOST_S, lost_mounts
 from slurm_watchdog.model.node_view import NodeView, SeenMount
 from slurm_watchdog.model.observations import MountProbe
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.controller.incidents.open_limit import OF_ONE, within_room
+from slurm_watchdog.controller.incidents.judge import OF_ONE, within_room
 from slurm_watchdog.model.incidents import (
     Culprit,
     Finding,

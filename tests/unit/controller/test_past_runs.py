@@ -8,8 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.controller.state.run import new_run, past_run
-from slurm_watchdog.controller.state.run_errors import KEPT_ERRORS
+from slurm_watchdog.controller.state.run import KEPT_ERRORS, new_run, past_run
 from slurm_watchdog.controller.state.run_updates import note_absent, note_process
 from slurm_watchdog.diagnose.logs.reported_run import attributed_errors
 from slurm_watchdog.model.incidents import Culprit, IncidentKind, Truth

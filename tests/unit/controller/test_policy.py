@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slurm_watchdog.config.policy import Policy
 from slurm_watchdog.controller.policy.decision import decide, is_final, is_news
 from slurm_watchdog.controller.policy.guards import ASKED_FOR, GUARDS
-from slurm_watchdog.controller.policy.lost_mounts import broken_under
+from slurm_watchdog.controller.policy.placement import broken_under
 from slurm_watchdog.controller.policy.rules import Rule
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.model.actions import Action, Decision, Fence, Rung, Verdict

@@ -26,9 +26,9 @@ from slurm_watchdog.controller.actions.ladder.state import (
     Reconcile,
     Wait,
 )
+from slurm_watchdog.controller.policy.by_user import AT_ONCE_S, objection
 from slurm_watchdog.controller.policy.decision import decide
-from slurm_watchdog.controller.policy.orphan_process import AT_ONCE_S, objection
-from slurm_watchdog.controller.policy.policy_input import PolicyInput, with_process
+from slurm_watchdog.controller.policy.guards import PolicyInput, with_process
 from slurm_watchdog.controller.policy.rules import Rule, rule_for
 from slurm_watchdog.detect import orphan_gpu_process
 from slurm_watchdog.model.actions import (

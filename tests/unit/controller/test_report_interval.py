@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.config.loading import parse_config
+from slurm_watchdog.controller.state.agents import SETTLED_S, TOO_BUSY, ReportInterval
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.controller.state.report_interval import SETTLED_S, TOO_BUSY, ReportInterval
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report

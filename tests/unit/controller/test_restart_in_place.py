@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.actuate.by_agent import Time, restart_step, write_kill_switch
-from slurm_watchdog.controller.actions.ladder.restart_proof import UNSEEN, steps_lost
+from slurm_watchdog.controller.actions.ladder.state import UNSEEN, steps_lost
 from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.policy.rules import Rule
 from slurm_watchdog.detect.registry import spec_of

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.progress_limit import progress_limit
-from slurm_watchdog.controller.actions.ladder.restart_proof import (
+from slurm_watchdog.controller.actions.ladder.state import (
     StepsLost,
     first_step_if_proven,
     steps_lost,

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.controller.api.doors import make_app
-from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
+from slurm_watchdog.controller.incidents.judge import OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.model.actions import Action, Decision, Verdict
 from slurm_watchdog.model.incidents import IncidentKind

@@ -9,8 +9,15 @@ from msgspec.structs import replace
 
 from slurm_watchdog.actuate.by_slurm import objection
 from slurm_watchdog.controller.actions.ladder.next_move import next_move
-from slurm_watchdog.controller.actions.ladder.state import Execute, LadderLimits, Observed, Wait
-from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, stuck_nodes, why_it_waits
+from slurm_watchdog.controller.actions.ladder.state import (
+    Execute,
+    LadderLimits,
+    Observed,
+    StuckNode,
+    Wait,
+    stuck_nodes,
+    why_it_waits,
+)
 from slurm_watchdog.model.actions import (
     Action,
     Decision,

@@ -31,7 +31,7 @@ from slurm_watchdog.controller.api.doors import (
     MAX_OF_ONE_ADDRESS,
     UserDoor,
 )
-from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
+from slurm_watchdog.controller.incidents.judge import OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import SealedAnswer, request_digest

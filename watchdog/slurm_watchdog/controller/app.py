@@ -25,8 +25,8 @@ from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.api.doors import UserDoor, make_app, open_socket
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.controller import Controller, Outside
-from slurm_watchdog.controller.evidence.held_answers import HeldAnswers
 from slurm_watchdog.controller.evidence.reach import SlurmdPort
+from slurm_watchdog.controller.evidence.requests import HeldAnswers
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import Identity, OwnUser, ReportEndpoint, read_page_token
 from slurm_watchdog.controller.node_history.node_tests import tester_of

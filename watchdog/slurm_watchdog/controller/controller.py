@@ -36,9 +36,9 @@ from slurm_watchdog.controller.policy.rules import mode_words
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.run_records import RunRecords
 from slurm_watchdog.controller.slow_nodes import SlowNodes
+from slurm_watchdog.controller.state.agents import LONGEST_S, ReportInterval
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.report_bounds import Crowds
-from slurm_watchdog.controller.state.report_interval import LONGEST_S, ReportInterval
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.writer import JournalWriter

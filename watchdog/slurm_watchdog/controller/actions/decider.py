@@ -20,9 +20,9 @@ from slurm_watchdog.controller.actions.decision_inputs import (
 )
 from slurm_watchdog.controller.actions.owned_paths import OwnedPaths
 from slurm_watchdog.controller.health.cluster import is_announced
+from slurm_watchdog.controller.policy.by_user import is_same_process
 from slurm_watchdog.controller.policy.decision import decide, is_final, is_news
 from slurm_watchdog.controller.policy.guards import OPT_OUT
-from slurm_watchdog.controller.policy.orphan_process import is_same_process
 from slurm_watchdog.controller.policy.rules import Rule, wished
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model.actions import ActionRun, Decision, Rung, Verdict, Wish

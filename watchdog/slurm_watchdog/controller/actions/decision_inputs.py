@@ -18,10 +18,8 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.owned_paths import OwnedPaths
 from slurm_watchdog.controller.incidents.judge import Judge, proves_stuck
 from slurm_watchdog.controller.policy.by_user import Trouble, crowd_of, in_trouble
-from slurm_watchdog.controller.policy.guards import is_storm, is_storm_of_one
-from slurm_watchdog.controller.policy.lost_mounts import broken_under, lost_mounts
-from slurm_watchdog.controller.policy.placement import freed_by, suspect_nodes
-from slurm_watchdog.controller.policy.policy_input import Moment, PolicyInput, with_process
+from slurm_watchdog.controller.policy.guards import Moment, PolicyInput, is_storm, is_storm_of_one, with_process
+from slurm_watchdog.controller.policy.placement import broken_under, freed_by, lost_mounts, suspect_nodes
 from slurm_watchdog.controller.policy.rules import Rule, permit, rule_for
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.detect.registry import spec_of

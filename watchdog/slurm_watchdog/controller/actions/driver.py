@@ -23,7 +23,7 @@ from slurm_watchdog.controller.actions.ladder.state import (
     Wait,
 )
 from slurm_watchdog.controller.actions.tools import Tools
-from slurm_watchdog.controller.policy.orphan_process import objection, objection_by_slurm
+from slurm_watchdog.controller.policy.by_user import objection, objection_by_slurm
 from slurm_watchdog.model.actions import (
     ActionEnd,
     ActionRun,

@@ -10,10 +10,16 @@ from msgspec.structs import replace
 
 from slurm_watchdog.actuate.by_slurm import mark_of
 from slurm_watchdog.base import clock
-from slurm_watchdog.controller.actions.ladder.in_place import is_closed
-from slurm_watchdog.controller.actions.ladder.restart_proof import UNSEEN, first_step_if_proven
-from slurm_watchdog.controller.actions.ladder.state import Observed, Stage, stage_of
-from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, stuck_nodes
+from slurm_watchdog.controller.actions.ladder.end_run import is_closed
+from slurm_watchdog.controller.actions.ladder.state import (
+    UNSEEN,
+    Observed,
+    Stage,
+    StuckNode,
+    first_step_if_proven,
+    stage_of,
+    stuck_nodes,
+)
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.policy.guards import why_not_in_place
 from slurm_watchdog.controller.policy.placement import freed_by, jobs_behind, objection_to_excluding

@@ -11,11 +11,11 @@ from slurm_watchdog.controller.policy.guards import (
     ASKED_FOR,
     GUARDS,
     NO_SUPERVISOR,
+    PolicyInput,
     is_held,
     why_not,
 )
 from slurm_watchdog.controller.policy.placement import Suspects, objection_to_excluding, to_avoid
-from slurm_watchdog.controller.policy.policy_input import PolicyInput
 from slurm_watchdog.controller.policy.rules import Rule, action_of
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import ENDINGS

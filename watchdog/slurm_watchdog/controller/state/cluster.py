@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.controller.state.agents import Agents, Supervisors, UnreachedNodes
+from slurm_watchdog.controller.state.agents import Agents, ReportInterval, Supervisors, UnreachedNodes
 from slurm_watchdog.controller.state.filesystems import Filesystems
 from slurm_watchdog.controller.state.gpu_owners import GpuPids
 from slurm_watchdog.controller.state.node_ownership import (
@@ -26,7 +26,6 @@ from slurm_watchdog.controller.state.node_ownership import (
 from slurm_watchdog.controller.state.nodes import Nodes
 from slurm_watchdog.controller.state.progress_clock import main_counter
 from slurm_watchdog.controller.state.report_bounds import within_bounds
-from slurm_watchdog.controller.state.report_interval import ReportInterval
 from slurm_watchdog.controller.state.reported_processes import ReportedProcesses
 from slurm_watchdog.controller.state.run import Run, follow_start
 from slurm_watchdog.controller.state.run_updates import (

@@ -19,8 +19,7 @@ from slurm_watchdog.controller.state.progress_clock import (
     main_clock,
     main_counter,
 )
-from slurm_watchdog.controller.state.run import Run
-from slurm_watchdog.controller.state.run_errors import KEPT_ERRORS
+from slurm_watchdog.controller.state.run import KEPT_ERRORS, Run
 from slurm_watchdog.controller.state.run_view import snapshot_views
 from slurm_watchdog.diagnose.logs.root_cause import logged_error
 from slurm_watchdog.diagnose.stacks.spinning import follow

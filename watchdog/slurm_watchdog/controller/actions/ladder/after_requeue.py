@@ -5,9 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_watchdog.controller.actions.ladder.restart_proof import StepsLost, steps_lost, work_words
-from slurm_watchdog.controller.actions.ladder.state import Execute, Finish, Move, Observed, Stage, Wait
-from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, why_it_waits
+from slurm_watchdog.controller.actions.ladder.state import (
+    Execute,
+    Finish,
+    Move,
+    Observed,
+    Stage,
+    StepsLost,
+    StuckNode,
+    Wait,
+    steps_lost,
+    why_it_waits,
+    work_words,
+)
 from slurm_watchdog.model.actions import ActionEnd, ActionRun, Operation, OperationOutcome
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import REQUEUED, STARTED

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from slurm_watchdog.controller.actions.ladder import process
 from slurm_watchdog.controller.actions.ladder.after_requeue import after_requeue
 from slurm_watchdog.controller.actions.ladder.before_end import before_end
-from slurm_watchdog.controller.actions.ladder.end_run import after_cancel, end_run, go_on_elsewhere
-from slurm_watchdog.controller.actions.ladder.in_place import is_under_way
+from slurm_watchdog.controller.actions.ladder.end_run import after_cancel, end_run, go_on_elsewhere, is_under_way
 from slurm_watchdog.controller.actions.ladder.state import (
     Execute,
     Finish,

@@ -3,13 +3,14 @@ of the operations. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
 from msgspec.structs import replace
 
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.text import duration
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.actions.ladder.restart_proof import UNSEEN
-from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode
 from slurm_watchdog.knowledge.rungs import GENTLE
 from slurm_watchdog.model.actions import (
     Action,
@@ -20,10 +21,160 @@ from slurm_watchdog.model.actions import (
     OperationOutcome,
     Rung,
 )
+from slurm_watchdog.model.cluster_view import JobView
+from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.protocol import ProcessEnd
-from slurm_watchdog.model.slurm import SlurmJob
-from slurm_watchdog.model.slurm_states import REQUEUED, STARTED
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
+from slurm_watchdog.model.slurm_states import REQUEUED, STARTED, is_out
+from slurm_watchdog.model.stuck_node import is_unkillable, why_not
 from slurm_watchdog.model.supervisor import SupervisorStatus
+
+SHOWN = 3  # Processes of a node that are named one by one.
+
+
+class StuckNode(Struct):
+    """A node on which the old run of a requeued job has not ended."""
+
+    name: str
+    processes: str = ""  # What of it is still there, in words; empty if the agent says nothing of any.
+    objection: str = ""  # Why the node must not be set DOWN, a sentence; empty if it may.
+
+
+def stuck_nodes(
+    job: SlurmJob,
+    listed: Mapping[str, SlurmNode],
+    jobs: Sequence[SlurmJob],
+    partial: str,
+    allowed_out: int,
+    processes: Callable[[str], Sequence[Process]],
+    unkillable_s: float,
+) -> tuple[StuckNode, ...]:
+    """The nodes that a requeued job which is COMPLETING still has. `allowed_out`: how many nodes may be out
+    of service before we set one DOWN; `processes` are those of the job that the node's agent reports now; one
+    that has been in state D for `unkillable_s` cannot be killed."""
+    if job.state != "COMPLETING":
+        return ()
+    out = sum(1 for node in listed.values() if is_out(node.state))
+    found = []
+    for name in job.nodes:
+        node, there = listed.get(name), processes(name)
+        why = (
+            "Slurm does not list it"
+            if node is None
+            else why_not(job, node, jobs, partial, unkillable=is_unkillable(there, unkillable_s))
+        )
+        if not why and out > allowed_out:
+            why = (
+                f"{out} nodes are out of service, and {allowed_out} may be (policy.max_drained_nodes, drained_percent)"
+            )
+        found.append(StuckNode(name=name, processes=words_for(there), objection=why))
+    return tuple(found)
+
+
+def words_for(processes: Sequence[Process]) -> str:
+    """`process 4711 (python, rank 1) in state D`, the stuck ones first."""
+    ordered = sorted(processes, key=lambda each: (each.state != "D", each.rank is None, each.pid))
+    words = []
+    for each in ordered[:SHOWN]:
+        rank = f", rank {each.rank}" if each.rank is not None else ""
+        call = (each.blocked.path or each.blocked.wchan or "") if each.blocked is not None else ""
+        words.append(
+            f"process {each.pid} ({each.comm}{rank}) in state {each.state}" + (f", waiting for {call}" if call else "")
+        )
+    more = f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
+    return ", ".join(words) + more
+
+
+def why_it_waits(stuck: Sequence[StuckNode]) -> str:
+    """One sentence: what holds the requeued job, and what ends it."""
+    where = "; ".join(f"{node.name} ({node.processes or 'its agent reports no process of it'})" for node in stuck)
+    commands = " ".join(f"`scontrol update NodeName={node.name} State=DOWN Reason=unkillable`" for node in stuck)
+    return (
+        f"waiting until its old run has ended on {where}; a process in state D ends when what it waits "
+        f"for answers, or with "
+        f"the node: {commands} lets the job start elsewhere, and ends every job there"
+    )
+
+
+PROOF = 2  # Steps above the one that was loaded that have to be seen.
+
+
+UNSEEN = 3  # Lines of a new run that may be missed: until Slurm lists it, what its log says counts for the run before.
+
+
+class StepsLost(Struct):
+    """Steps that were made and have to be made again: what the logs prove, and what they leave open."""
+
+    at_least: int
+    at_most: int
+
+    @property
+    def words(self) -> str:
+        """`9 steps lost`, `1 step lost`, `8 to 17 steps lost`."""
+        if self.at_least == self.at_most:
+            return f"{self.at_least} step{'' if self.at_least == 1 else 's'} lost"
+        return f"{self.at_least} to {self.at_most} steps lost"
+
+
+def work_words(lost: StepsLost, step_s: float) -> str:
+    """The time that these steps took at `step_s` seconds a step, the median of the run that was ended: `3 s`,
+    `4 s to 12 min`. An estimate."""
+    low, high = (_time(steps * step_s) for steps in (lost.at_least, lost.at_most))
+    return high if low == high else f"{low} to {high}"
+
+
+def _time(seconds: float) -> str:
+    if 0 < seconds < 1:
+        return "1 s"
+    return duration(seconds)
+
+
+def first_step_if_proven(view: JobView | None, loaded_step: int | None) -> int | None:
+    """The first step that a new run made, once two steps above `loaded_step` were seen; 0 where it counts no
+    steps but something else that rose twice; None as long as it is not proven to train."""
+    progress = view.progress if view is not None else None
+    if progress is None:
+        return None
+    if not progress.step_known:
+        return 0 if progress.rises >= PROOF else None
+    first = progress.first_step
+    if first is None or (loaded_step is not None and progress.step <= loaded_step):
+        return None
+    above = 1 if loaded_step is not None and first > loaded_step else 0
+    return first if progress.rises + above >= PROOF else None
+
+
+def steps_lost(
+    last_step: int,
+    stride: int,
+    first_step: int,
+    next_stride: int,
+    loaded_step: int | None,
+    *,
+    by_epochs: bool = False,
+    unseen: int = UNSEEN,
+) -> StepsLost:
+    """What a restart cost. The old run logged `last_step` last, a line every `stride` steps, the new one
+    `first_step` first, a line every `next_stride`; `loaded_step` is the newest complete checkpoint that is
+    known. It continues from there if its first line fits, else from somewhere before that line, or from the
+    checkpoint if a few lines before it may have been missed; without a known checkpoint these lines make a
+    range. `by_epochs`: it counts by epochs, and may have
+    begun one of them again in its log alone (ignite, fastai), so that nothing is known to be lost unless that
+    checkpoint fits. `unseen`: lines before its first one that may have been missed."""
+    pace = max(1, stride, next_stride)  # the new run has written too few lines to show it
+    earliest, latest = max(0, first_step - pace), max(0, first_step - 1)
+    confirmed = loaded_step is not None and earliest <= loaded_step <= latest
+    if loaded_step is not None and confirmed:
+        earliest = latest = loaded_step
+    elif loaded_step is None:
+        earliest = max(0, earliest - unseen * pace)
+    elif 0 < earliest - loaded_step <= unseen * pace:
+        earliest = loaded_step
+    # Between two lines one step more where it counts from 0: the line of step 50 is then written after 51.
+    made_at_most = last_step + (pace if pace > 1 else 0)
+    at_least = 0 if by_epochs and not confirmed else max(0, last_step - latest)
+    return StepsLost(at_least=at_least, at_most=max(at_least, made_at_most - earliest))
+
 
 MIN_TRIES = 3  # A limit ends an operation only after so many tries: the time may have passed while Slurm was away.
 RETRY_AFTER_S = 3.0  # Between two tries of the same operation: Slurm's rate limit gives a user 2 calls a second.
@@ -80,7 +231,7 @@ class Observed(ActionRun):
     """Step of the newest complete checkpoint that came after the job was asked to save."""
     next_first_step: int | None = None
     """First step that the new run logged as made, once it is proven to train: see
-    slurm_watchdog.controller.actions.ladder.restart_proof."""
+    slurm_watchdog.controller.actions.ladder.state."""
     next_stride: int = 1  # Steps between two lines of its log, the most of the recent ones.
     next_by_epochs: bool = False  # Its log counts steps by epochs.
     stride: int = 1  # The same of the run that the decision is about.

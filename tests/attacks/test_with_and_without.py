@@ -557,7 +557,7 @@ ROWS = {
     "evidence without end": Row("M10", "user", evidence_without_end, (("slurm_watchdog.controller.evidence.store.EvidenceShare.acquire", nothing),)),
     "all places for evidence": Row("H5", "user", places_for_evidence, (("slurm_watchdog.controller.evidence.collector.OF_ONE_USER", collector.AT_ONCE),)),
     "a node's queue of questions": Row("H5", "user", questions_to_a_node, (("slurm_watchdog.controller.ingest.command_queue.OF_ONE_USER", 1000),)),
-    "processes that live for seconds": Row("H3", "node", short_processes, tuple((f"slurm_watchdog.controller.state.run.GONE_OF_{each}", 1 << 40) for each in ("RUN", "NODE", "ROLE"))),
+    "processes that live for seconds": Row("H3", "node", short_processes, (("slurm_watchdog.controller.state.run_updates.GONE_OF_ROLE", 1 << 40),)),
     "a report of 75,000 processes": Row("H3 H5", "node", report_of_rows, (("slurm_watchdog.controller.state.cluster.within_bounds", lambda report, *_: (report, {})),)),
     "a text of four megabytes": Row("M9", "node", report_of_one_text, (("slurm_watchdog.wire.codec.cut_texts", same),)),
     "a number of 400 digits": Row("L9", "node", number_without_end, (("slurm_watchdog.wire.codec._may_be_long", lambda data: False),)),

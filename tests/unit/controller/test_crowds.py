@@ -1,14 +1,9 @@
-"""A user whose processes are too many to be looked at is named: in `status`, in the log, once, and as a series."""
+"""A user whose processes are too many to be looked at is named: in `status`, and as a series."""
 
 from __future__ import annotations
 
-import logging
-
-import pytest
-
-from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.controller.health.metrics import MAX_CROWDS, ControllerMetrics
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.controller.state.report_bounds import MAX_CROWDS, Crowds
 from slurm_watchdog.model.report import LeftOut, Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from tests.builders.views import slurm_job
@@ -26,37 +21,32 @@ def state(*jobs: str) -> ClusterState:
     return found
 
 
-def test_crowds_name_node_user_and_job_in_the_log_once_and_as_a_series(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    cluster, crowds, metrics = state("7"), Crowds(), ControllerMetrics()
-    with caplog.at_level(logging.WARNING):
-        for sequence in range(1, 4):
-            now = float(sequence)
-            cluster.apply_report(report(sequence, LeftOut(job_id="7", uid=1500, count=55_000)), now)
-            shortages = cluster.left_out.lately(now)
-            metrics.show_crowds(crowds.update(shortages, now))
+def test_crowds_name_node_user_and_job() -> None:
+    cluster, metrics = state("7"), ControllerMetrics()
+    for sequence in range(1, 4):
+        cluster.apply_report(report(sequence, LeftOut(job_id="7", uid=1500, count=55_000)), float(sequence))
+    shortages = cluster.left_out.lately(3.0)
+    metrics.show_crowds(shortages)
     assert (shortages[0].whose, shortages[0].uid, shortages[0].job_id) == ("n1", 1500, "7")
-    said = [record.getMessage() for record in caplog.records]
-    assert said == ["n1: only some of 55000 processes are inspected; most of them belong to uid 1500, job 7"]  # fmt: skip
     assert b'slurm_watchdog_processes_left_out{job_id="7",uid="1500"} 55000.0' in metrics.text()
-    metrics.show_crowds(crowds.update(cluster.left_out.lately(100.0), 100.0))
+    metrics.show_crowds(cluster.left_out.lately(100.0))
     assert b"processes_left_out{" not in metrics.text()
 
 
 def test_crowds_of_a_job_that_slurm_does_not_list_repeat_nothing_of_what_a_node_says() -> None:
-    cluster = state("7")
+    cluster, metrics = state("7"), ControllerMetrics()
     cluster.apply_report(report(1, LeftOut(job_id='8"} 1', uid=1500, count=3000)), 1.0)
     (shortage,) = cluster.left_out.lately(1.0)
     assert (shortage.uid, shortage.job_id) == (1500, None)
-    assert Crowds().update((shortage,), 1.0) == {}
+    metrics.show_crowds((shortage,))
+    assert b"processes_left_out{" not in metrics.text()
 
 
 def test_crowds_by_the_hundred_get_a_bounded_number_of_series() -> None:
-    jobs = [str(number) for number in range(100, 100 + 3 * MAX_CROWDS)]
+    jobs, metrics = [str(number) for number in range(100, 100 + 3 * MAX_CROWDS)], ControllerMetrics()
     cluster = state(*jobs)
     for number, job in enumerate(jobs):
         cluster.left_out.note("processes", f"n{number}", 10 + number, 1500, job)
-    found = Crowds().update(cluster.left_out.lately(0.0), 0.0)
-    assert len(found) == MAX_CROWDS
-    assert (jobs[-1], 1500) in found
+    metrics.show_crowds(cluster.left_out.lately(0.0))
+    assert metrics.text().count(b"processes_left_out{") == MAX_CROWDS
+    assert f'processes_left_out{{job_id="{jobs[-1]}",uid="1500"}}'.encode() in metrics.text()

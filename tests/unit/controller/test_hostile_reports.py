@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from slurm_watchdog.base.capped import CAPS, Capped, LeftOut
+from slurm_watchdog.base.capped import CAPS, LeftOut, put_newest
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.report_bounds import ROWS
 from slurm_watchdog.model.observations import Role
@@ -152,26 +152,10 @@ def test_state_says_what_it_left_out_of_a_hostile_node_and_keeps_what_an_honest_
     assert all(cluster.left_out.totals[what] > 0 for what in expected)
 
 
-def test_capped_shares_are_of_owners_and_of_those_they_belong_to() -> None:
-    left_out = LeftOut()
-    known: Capped[str, int] = Capped("filesystems", left_out, 4, 2)
-    assert [known.put(f"a{n}", n, "n1", 1500) for n in range(4)] == [True, True, False, False]
-    assert [known.put(f"b{n}", n, "n1", 1501) for n in range(4)] == [True, True, False, False]
-    assert not known.put("c", 1, "n1", 1502) and known.put("c", 1, "n2", 1502)
-    assert left_out.totals["filesystems"] == 5
-    assert [(each.whose, each.count) for each in left_out.lately(0.0)] == [("n1", 5)]
-    known.pop("a0")
-    assert known.put("a9", 9, "n1", 1500)
-
-
-def test_capped_where_the_oldest_goes_says_who_went_and_keeps_what_was_touched() -> None:
-    gone: list[str] = []
-    known: Capped[str, int] = Capped("gpus", LeftOut(), 2, oldest_goes=True, lost=gone.append)
-    for key in ("a", "b"):
-        known.put(key, 1, "n1")
-    known.mark_newest("a")
-    known.put("c", 1, "n1")
-    assert (list(known), gone) == (["a", "c"], ["b"])
+def test_of_more_entries_than_a_container_takes_the_oldest_goes_and_what_was_touched_stays() -> None:
+    known = dict[str, int]()
+    gone = [put_newest(known, key, number, 2) for number, key in enumerate(("a", "b", "a", "c"))]
+    assert (known, gone) == ({"a": 2, "c": 3}, [False, False, False, True])
 
 
 def test_left_out_of_something_without_a_name_is_a_mistake() -> None:

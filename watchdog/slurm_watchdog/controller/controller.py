@@ -38,7 +38,6 @@ from slurm_watchdog.controller.run_records import RunRecords
 from slurm_watchdog.controller.slow_nodes import SlowNodes
 from slurm_watchdog.controller.state.agents import LONGEST_S, ReportInterval
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.controller.state.report_bounds import Crowds
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.writer import JournalWriter
@@ -138,7 +137,6 @@ class Controller:
         self.judge.suspects, self.judge.searches = self.ledger.suspects, self.slow_nodes.all
         self.state.filesystems.remember(left_open, self.started_mono)
         self.judge.detect(self.started_mono)
-        self.crowds = Crowds()
         self.collector = Collector(
             config, journal, self.writer, self.state, self.judge, self.evidence, notifier.diagnosed
         )
@@ -327,7 +325,7 @@ class Controller:
             )  # fmt: skip
             self._show_health()
             self.metrics.show_left_out(self.state.left_out.totals)
-            self.metrics.show_crowds(self.crowds.update(self.left_out(now), now))
+            self.metrics.show_crowds(self.left_out(now))
         self.last_tick = now
         self.metrics.last_tick.set(clock.wall())
 

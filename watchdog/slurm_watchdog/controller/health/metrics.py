@@ -12,10 +12,9 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from slurm_watchdog import __version__
-from slurm_watchdog.base.capped import CAPS
+from slurm_watchdog.base.capped import CAPS, Shortage
 from slurm_watchdog.controller.health.cluster import Health, is_announced
 from slurm_watchdog.controller.policy.guards import GUARDS
-from slurm_watchdog.controller.state.report_bounds import MAX_CROWDS
 from slurm_watchdog.detect.registry import KINDS, spec_of
 from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.model.actions import OUTCOMES, Action, Verdict
@@ -93,6 +92,9 @@ PREFIX = "slurm_watchdog_"
 M = TypeVar("M", Gauge, Counter)
 Series = tuple[Gauge, tuple[str, ...]]  # A gauge, and its labels.
 MAX_OPERATIONS = 200
+MAX_CROWDS, FRESH_S = 20, 60.0
+"""Series of processes that had no room, and for how long: agents report every few seconds, or, of changes alone, every
+minute."""
 MAX_LOG_ERRORS = 500  # Series, of whichever jobs come first.
 SILENCED = "silenced"
 """In the place of the state of an incident that fires and is silenced: alerts of Prometheus ask for `firing`."""
@@ -250,11 +252,15 @@ class ControllerMetrics:
                 self._left_out.labels(what).inc(more)
                 self._left_out_so_far[what] = total
 
-    def show_crowds(self, crowds: Mapping[tuple[str, int], int]) -> None:
-        """`crowds`: (job, user) -> processes that there was no room for."""
+    def show_crowds(self, shortages: Iterable[Shortage]) -> None:
+        """Processes that there was no room for, by job and user."""
+        found = Tally[tuple[str, str]]()
+        for each in shortages:
+            if each.what == "processes" and each.uid is not None and each.job_id is not None and each.age_s <= FRESH_S:
+                found[each.job_id, str(each.uid)] += each.count
         self._crowds.clear()
-        for (job_id, uid), count in crowds.items():
-            self._crowds.labels(job_id, str(uid)).set(count)
+        for labels, count in found.most_common(MAX_CROWDS):
+            self._crowds.labels(*labels).set(count)
 
     def show_certificates(self, expires: Callable[[], Mapping[str, float]]) -> None:
         """`expires` gives when our certificates end, by name, in seconds since the epoch; the names never change."""

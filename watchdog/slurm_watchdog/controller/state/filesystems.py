@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from slurm_watchdog.base.capped import Capped, LeftOut
+from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.knowledge.local_filesystems import LOCAL_TYPES
 from slurm_watchdog.model.cluster_view import FilesystemView, MountAnswer, ProcessView
@@ -32,13 +32,14 @@ class _Filesystem:
     """Node and the user that asked -> newest probe, when it came, and whether it is about this very
     filesystem."""
     last_blocked_at: float = 0.0
+    found_by: tuple[str, int] = ("", -1)  # (node, user) of the process that was blocked on it first.
 
 
 class Filesystems:
     """All of them, by their key. One loop owns it."""
 
     def __init__(self, left_out: LeftOut) -> None:
-        self._known: Capped[str, _Filesystem] = Capped("filesystems", left_out, MAX_OF_NODE, MAX_OF_USER)
+        self._known, self._left_out = dict[str, _Filesystem](), left_out
 
     def note_blocked(self, node: str, boot_id: str, process: Process, made_at: float) -> None:
         """A process of a job waits on `node`; without a mount in what blocks it, nothing is taken up."""
@@ -49,9 +50,13 @@ class Filesystems:
         owner = boot_id if is_local(call.device, call.fs_type) else None
         filesystem = self._known.get(key)
         if filesystem is None:
-            filesystem = _Filesystem(mount=call.mount, device=call.device, boot_id=owner)
-            if not self._known.put(key, filesystem, node, process.uid):
+            found_by = (node, process.uid)
+            others = [each.found_by for each in self._known.values() if each.found_by[0] == node]
+            if len(others) >= MAX_OF_NODE or others.count(found_by) >= MAX_OF_USER:
+                self._left_out.note("filesystems", node, uid=process.uid)
                 return
+            filesystem = _Filesystem(mount=call.mount, device=call.device, boot_id=owner, found_by=found_by)
+            self._known[key] = filesystem
         filesystem.nodes.add(node)
         filesystem.last_blocked_at = made_at
 
@@ -85,7 +90,7 @@ class Filesystems:
             waiting = here.get(key, [])
             hung = any(not probe.responding and same for probe, _, same in filesystem.answers.values())
             if not waiting and not hung and now - filesystem.last_blocked_at > KEPT_WELL_S:
-                self._known.pop(key)
+                del self._known[key]
                 continue
             yield FilesystemView(
                 key=key,
@@ -112,8 +117,7 @@ class Filesystems:
                     nodes={culprit.node for culprit in incident.culprits if culprit.node},
                     last_blocked_at=now,
                 )
-                if key not in self._known:
-                    self._known.put(key, known, incident.subject, incident.subject)
+                self._known.setdefault(key, known)
 
     def end(self, subject: str) -> None:
         """The filesystem of `mount:…` is well again: what was answered about it is no evidence for the next time."""

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slurm_nodes import is_quiet
-from slurm_watchdog.base.capped import LeftOut
+from slurm_watchdog.base.capped import LeftOut, put_newest
 from slurm_watchdog.controller.state.links import Links
 from slurm_watchdog.knowledge.host_parts import PARTS
 from slurm_watchdog.model.node_view import GpuView, NodeView, Rise, SeenEvent, SeenMount, SeenUsage, work_ratio
@@ -161,11 +161,8 @@ class Nodes:
         while node.events and made_at - node.events[0].at > KEPT_EVENT_S:
             del node.events[0]
         for probe in report.mounts:
-            node.mounts.pop(probe.mount, None)
-            node.mounts[probe.mount] = SeenMount(at=made_at, probe=probe)
-        while len(node.mounts) > MAX_MOUNTS:
-            del node.mounts[next(iter(node.mounts))]
-            self._left_out.note("mounts", report.node)
+            if put_newest(node.mounts, probe.mount, SeenMount(at=made_at, probe=probe), MAX_MOUNTS):
+                self._left_out.note("mounts", report.node)
         for mount in [m for m, seen in node.mounts.items() if made_at - seen.at > KEPT_MOUNT_S]:
             del node.mounts[mount]
         node.checkpoints = {(each.job_id, each.directory): each for each in report.checkpoints}

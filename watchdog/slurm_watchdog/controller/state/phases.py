@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from slurm_watchdog.base.capped import put_newest
 from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
 from slurm_watchdog.model.observations import Event
 
@@ -122,10 +123,8 @@ class Phases:
         """A line of a log says that a checkpoint is complete. Returns whether a save that it announced is over."""
         who = (node, event.source, event.rank)
         self._hear(who, at)
-        before = self._ends.pop(who, None)
-        self._ends[who] = (at, event.step) if before is None or at >= before[0] else before
-        while len(self._ends) > MOST:
-            del self._ends[next(iter(self._ends))]
+        before = self._ends.get(who)
+        put_newest(self._ends, who, (at, event.step) if before is None or at >= before[0] else before, MOST)
         ended = [
             each
             for each, opened in self._open.items()
@@ -137,11 +136,9 @@ class Phases:
 
     def complete(self, path: str, step: int | None, at: float) -> None:
         """A checkpoint was complete at that moment."""
-        before = self._complete.pop(path, None)
+        before = self._complete.get(path)
         same = before is not None and before[0] == step and at - before[1] < AFTER_S
-        self._complete[path] = before if before is not None and same else (step, at)
-        while len(self._complete) > MOST:
-            del self._complete[next(iter(self._complete))]
+        put_newest(self._complete, path, before if before is not None and same else (step, at), MOST)
 
     def current(self, now: float, grew_at: float | None = None, *, in_saver: bool = False) -> Announcement | None:
         """The newest announcement that is not over at `now`. `grew_at`: when files of a checkpoint were last seen to
@@ -184,9 +181,7 @@ class Phases:
         return (_Span(each.said.phase, each.said.at, each.said.at, float("inf")) for each in self._open.values())
 
     def _hear(self, who: Announcer, at: float) -> None:
-        self._heard[who] = max(at, self._heard.pop(who, at))
-        while len(self._heard) > MOST:
-            del self._heard[next(iter(self._heard))]
+        put_newest(self._heard, who, max(at, self._heard.get(who, at)), MOST)
 
     def _has_ended(self, who: Announcer, said: Announcement) -> bool:
         return said.phase == SAVES and any(

@@ -7,15 +7,13 @@ release sends every process of its node.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Hashable
+from itertools import chain
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.capped import LeftOut, Shortage
+from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.report import Report
@@ -66,55 +64,36 @@ def within_bounds(
         if inner and any(_is_swollen(row, inner) for row in rows):
             kept[name] = tuple(row for row in rows if not _is_swollen(row, inner))
             left_out.note("rows", node, len(rows) - len(kept[name]))
-    missing: Counter[str] = Counter()
-    if len(report.processes) > PROCESSES_AT_LEAST:
-        processes = _processes(report, left_out, known, nodes_of, missing)
-        if len(processes) < len(report.processes):
-            kept["processes"] = processes
-    return (replace(report, **kept) if kept else report), missing
+    processes = _processes(report, left_out, known, nodes_of)
+    if len(processes) == len(report.processes):
+        return (replace(report, **kept) if kept else report), Counter()
+    missing = Counter(row.job_id for row in report.processes) - Counter(row.job_id for row in processes)
+    return replace(report, **kept, processes=processes), missing
 
 
 def _processes(
-    report: Report, left_out: LeftOut, known: Callable[[], Collection[tuple[int, int]]],
-    nodes_of: Callable[[str], int], missing: Counter[str],
-) -> tuple[Process, ...]:  # fmt: skip
-    rows, there = report.processes, frozenset[tuple[int, int]]()
-    sizes = Counter(row.job_id for row in rows)
-    shares = {job: share_of(nodes_of(job)) for job, size in sizes.items() if size > PROCESSES_AT_LEAST}
-    over = {job: share for job, share in shares.items() if sizes[job] > share}
-    if over or len(rows) > PROCESSES:
-        there = frozenset(known())
+    report: Report, left_out: LeftOut, known: Callable[[], Collection[tuple[int, int]]], nodes_of: Callable[[str], int]
+) -> tuple[Process, ...]:
+    rows, by_job = report.processes, dict[str, list[Process]]()
+    if len(rows) <= PROCESSES_AT_LEAST:
+        return rows
+    for row in rows:
+        by_job.setdefault(row.job_id, []).append(row)
+    over = {job: share for job, mine in by_job.items() if len(mine) > (share := share_of(nodes_of(job)))}
+    if not over and len(rows) <= PROCESSES:
+        return rows
+    there, lost = frozenset(known()), Counter[Hashable]()
 
     def order(row: Process) -> tuple[bool, int]:
         return ((row.pid, row.start_ticks) not in there, ORDER[row.role])
 
-    if over:
-        by_job: dict[str, list[Process]] = {}
-        for row in rows:
-            by_job.setdefault(row.job_id, []).append(row)
-        rows = tuple(_cut(by_job, over, report.node, left_out, missing, order))
-    if len(rows) > PROCESSES:
-        before = Counter(row.job_id for row in rows)
-        rows, lost = fair_share(rows, PROCESSES, _uid, order)
-        missing.update(before - Counter(row.job_id for row in rows))
-        for uid, count in lost.items():
-            left_out.note("processes", report.node, count, uid if isinstance(uid, int) else None)
+    for job, share in over.items():
+        mine, cut = fair_share(by_job[job], share, _uid, order)
+        by_job[job], lost = list(mine), lost + cut
+    rows, cut = fair_share(tuple(chain(*by_job.values())) if over else rows, PROCESSES, _uid, order)
+    for uid, count in (lost + cut).items():
+        left_out.note("processes", report.node, count, uid if isinstance(uid, int) else None)
     return rows
-
-
-def _cut(
-    by_job: dict[str, list[Process]], over: dict[str, int], node: str, left_out: LeftOut, missing: Counter[str],
-    order: Callable[[Process], Any],
-) -> Iterable[Process]:  # fmt: skip
-    for job, mine in by_job.items():
-        if job not in over:
-            yield from mine
-            continue
-        some, lost = fair_share(mine, over[job], _uid, order)
-        missing[job] += lost.total()
-        for uid, count in lost.items():
-            left_out.note("processes", node, count, uid if isinstance(uid, int) else None)
-        yield from some
 
 
 def share_of(nodes: int) -> int:
@@ -134,47 +113,3 @@ def _owner(row: object) -> Hashable:
 
 def _is_swollen(row: object, fields: tuple[str, ...]) -> bool:
     return any(len(getattr(row, name) or ()) > INNER for name in fields)
-
-
-log = logging.getLogger(__name__)
-
-MAX_CROWDS = 20
-"""Jobs with a series of their own: more of them at once are a cluster's habit, and the counter of all tells that."""
-FRESH_S = 60.0
-"""What was left out within so long is the present: agents report every few seconds, or, of changes alone,
-every minute."""
-LOG_AGAIN_AFTER_S = 86_400.0
-MAX_LOGGED = 1024
-
-
-@dataclass
-class Crowds:
-    """Remembers which crowds were logged."""
-
-    _logged_at: dict[tuple[str, int, str | None], float] = field(default_factory=dict)
-
-    def update(self, shortages: Iterable[Shortage], now: float) -> Mapping[tuple[str, int], int]:
-        """(job, user) -> processes without room, the largest MAX_CROWDS; logs those that are new."""
-        found: Counter[tuple[str, int]] = Counter()
-        for each in shortages:
-            if each.what != "processes" or each.uid is None or each.age_s > FRESH_S:
-                continue
-            self._log_once(each, each.uid, now)
-            if each.job_id is not None:
-                found[each.job_id, each.uid] += each.count
-        return dict(found.most_common(MAX_CROWDS))
-
-    def _log_once(self, crowd: Shortage, uid: int, now: float) -> None:
-        whose = (crowd.whose, uid, crowd.job_id)
-        if now - self._logged_at.get(whose, float("-inf")) < LOG_AGAIN_AFTER_S:
-            return
-        if len(self._logged_at) >= MAX_LOGGED:
-            self._logged_at = {key: at for key, at in self._logged_at.items() if now - at < LOG_AGAIN_AFTER_S}
-        if len(self._logged_at) >= MAX_LOGGED:
-            return
-        self._logged_at[whose] = now
-        job = f"job {crowd.job_id}" if crowd.job_id is not None else "no job that Slurm lists"
-        log.warning(
-            "%s: only some of %d processes are inspected; most of them belong to uid %d, %s",
-            crowd.whose, crowd.count, uid, job,
-        )  # fmt: skip

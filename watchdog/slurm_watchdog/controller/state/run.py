@@ -10,8 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis import rank_motion as motion
-from slurm_watchdog.base.capped import Capped, LeftOut
-from slurm_watchdog.base.fair_share import fair_share
+from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
 from slurm_watchdog.controller.state.phases import Announcement, Phases
 from slurm_watchdog.controller.state.process_rates import ProcessRates
@@ -82,14 +81,9 @@ KEPT_SNAPSHOTS = 3
 KEPT_LOGS, LOGS_OF_NODE = 256, 64
 """Files of one run, and those that one node may name: standard output and error, and one each of some ranks.
 An agent follows 24."""
-OFFSETS_OF_RUN, OFFSETS_OF_NODE = 65_536, 128
-"""Files of one run, and of one node, of which is known how far they were read; a run that restarted knows
-those before, too."""
+OFFSETS_OF_NODE = 128  # Files of which is known how far they were read; a run that restarted knows those before, too.
 LOG_STARTS = 64  # Files in which the run before wrote: an agent takes no more (slurm_watchdog.agent.delivery.channel).
-DIRECTORIES_OF_RUN, DIRECTORIES_OF_NODE = 256, 64  # With checkpoints. An agent looks at 8 of a job.
-GONE_OF_RUN, GONE_OF_NODE, GONE_OF_ROLE = 131_072, 512, 256
-"""Ranks and workers that have ended, of a run; on one of its nodes, and of these so many of each role. The
-oldest are forgotten first."""
+MAX_DIRECTORIES = 256  # With checkpoints. An agent looks at 8 of a job.
 START_SLACK_S = 3.0  # Slurm gives start times in whole seconds, by the clock of its own machine.
 
 
@@ -103,10 +97,7 @@ class Run:
     left_out: LeftOut = field(default_factory=LeftOut)  # Where is counted what of this run had no room.
     processes: dict[ProcessKey, tuple[Process, float, float | None]] = field(default_factory=dict)
     """(as last seen, seen at, gone since). Those that live are bounded by the rows of a report, see
-    slurm_watchdog.controller.state.report_bounds."""
-    gone: Capped[ProcessKey, None] = field(init=False)
-    """The keys of `processes` that have ended and are remembered: ranks and workers. What else there is of a
-    job is forgotten at once."""
+    slurm_watchdog.controller.state.report_bounds; of those that have ended ranks and workers are remembered."""
     lost_at: float = float("-inf")  # When a rank was last seen to be gone.
     unlisted: dict[str, int] = field(default_factory=dict)
     """Node -> processes of this run there that its newest report left out, or that had no room here."""
@@ -143,9 +134,9 @@ class Run:
     touched_at: float | None = None  # When an action of ours first touched it: what it says after that is our doing.
     log_starts: dict[str, int] = field(default_factory=dict)
     """Where this run's lines begin in the files of the run before."""
-    log_offsets: Capped[tuple[str, str], int] = field(init=False)
-    """How far each node has read each file, by (node, path): less than before where a file was cut off."""
-    logs: Capped[tuple[str, str], tuple[LogFile, float]] = field(init=False)
+    log_offsets: dict[str, dict[str, int]] = field(default_factory=dict)
+    """How far each node has read each file, by node and path: less than before where a file was cut off."""
+    logs: dict[tuple[str, str], tuple[LogFile, float]] = field(default_factory=dict)
     """(node, path) -> the file as it was seen last, and when."""
     unread: dict[str, float] = field(default_factory=dict)
     """Node -> when it has returned, while it has not read its logs since."""
@@ -163,7 +154,7 @@ class Run:
     """Error lines that came before this run was seen to begin."""
     complete_on_disk: dict[str, Checkpoint] = field(default_factory=dict)
     """Path -> complete checkpoint as it was seen, the one seen last at the end."""
-    disk_steps: Capped[str, tuple[int | None, float]] = field(init=False)
+    disk_steps: dict[str, tuple[int | None, float]] = field(default_factory=dict)
     """Directory -> step of the newest complete checkpoint that an agent saw there, and when it was seen last."""
     growing_at: float | None = None  # When files of a checkpoint were last seen to grow.
     saving_at: float | None = None  # When its stacks last showed a rank that saves and moves.
@@ -181,17 +172,6 @@ class Run:
     """What the dumps since the last step say of ranks that may spin in Python; nothing without them."""
     motion: Motion | None = None  # What the dumps of the whole run say of a loop whose steps cannot be read.
     waits: WaitTally = field(default_factory=WaitTally)  # How often its ranks were found waiting.
-
-    def __post_init__(self) -> None:
-        lost = self.left_out
-        self.gone = Capped(
-            "gone_ranks", lost, GONE_OF_RUN, GONE_OF_NODE, GONE_OF_ROLE, oldest_goes=True, lost=self.forget
-        )
-        self.log_offsets = Capped("log_offsets", lost, OFFSETS_OF_RUN, OFFSETS_OF_NODE, oldest_goes=True)
-        self.logs = Capped("logs", lost, KEPT_LOGS, LOGS_OF_NODE)
-        self.disk_steps = Capped(
-            "checkpoint_directories", lost, DIRECTORIES_OF_RUN, DIRECTORIES_OF_NODE, oldest_goes=True
-        )
 
     @property
     def name(self) -> str:
@@ -240,7 +220,6 @@ class Run:
         self.processes.pop(key, None)
         self.rates.pop(key, None)
         self.blocked.discard(key)
-        self.gone.pop(key)
         mine = self.on_node.get(key[0])
         if mine is not None:
             mine.pop(key, None)
@@ -355,8 +334,7 @@ def new_run(job: SlurmJob, now: float, before: Run | None, wall: float | None, l
         clocks_before=before.clocks if before is not None and before.started else {},
     )
     if before is not None:
-        for key, offset in before.log_offsets.items():
-            run.log_offsets.put(key, offset, *before.log_offsets.owner(key))
+        run.log_offsets = {node: dict(mine) for node, mine in before.log_offsets.items()}
         run.log_starts = _log_starts(before)
     return run
 
@@ -364,13 +342,11 @@ def new_run(job: SlurmJob, now: float, before: Run | None, wall: float | None, l
 def _log_starts(before: Run) -> dict[str, int]:
     """How far each file has been read by whichever node has read most of it: the files that Slurm names
     first, then each node's in turn."""
-    offsets, named = tuple(before.log_offsets.items()), {before.job.stdout, before.job.stderr}
-    rows, left_out = fair_share(offsets, LOG_STARTS, lambda row: row[0][0])
-    if left_out:
-        before.left_out.note("log_starts", before.name, left_out.total())
-        rows = (*(row for row in offsets if row[0][1] in named), *rows)
-    found: dict[str, int] = {}
-    for (_, path), offset in rows:
+    named, found = {before.job.stdout, before.job.stderr}, dict[str, int]()
+    turns = (enumerate(mine.items()) for mine in before.log_offsets.values())
+    for _, _, path, offset in sorted(
+        (path not in named, turn, path, at) for mine in turns for turn, (path, at) in mine
+    ):
         if path in found or len(found) < LOG_STARTS:
             found[path] = max(offset, found.get(path, 0))
     return found

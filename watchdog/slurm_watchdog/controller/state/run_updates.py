@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis import rank_motion
 from slurm_watchdog.analysis.progress_limit import STARTS
+from slurm_watchdog.base.capped import put_newest
 from slurm_watchdog.controller.state import still_row, wait_tally
 from slurm_watchdog.controller.state.process_rates import ProcessRates
 from slurm_watchdog.controller.state.progress_clock import (
@@ -19,7 +20,14 @@ from slurm_watchdog.controller.state.progress_clock import (
     main_clock,
     main_counter,
 )
-from slurm_watchdog.controller.state.run import KEPT_ERRORS, Run
+from slurm_watchdog.controller.state.run import (
+    KEPT_ERRORS,
+    KEPT_LOGS,
+    LOGS_OF_NODE,
+    MAX_DIRECTORIES,
+    OFFSETS_OF_NODE,
+    Run,
+)
 from slurm_watchdog.controller.state.run_view import snapshot_views
 from slurm_watchdog.diagnose.logs.root_cause import logged_error
 from slurm_watchdog.diagnose.stacks.spinning import follow
@@ -30,7 +38,8 @@ from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, LogF
 from slurm_watchdog.model.slurm import SlurmJob
 
 KEPT_GONE_S = 3600.0
-"""A rank or worker that is gone is remembered this long, so that its death is reported; see Run.gone for how many."""
+"""A rank or worker that is gone is remembered this long, so that its death is reported."""
+GONE_OF_ROLE = 256  # … of one node so many ranks, and so many workers. The oldest are forgotten first.
 MAX_PATH = 4096  # Characters of a file's name that is remembered; linux/limits.h.
 MAX_LAST_WORDS = 30
 
@@ -42,8 +51,6 @@ def note_process(run: Run, key: ProcessKey, process: Process, made_at: float) ->
         run.on_node.setdefault(key[0], {})[key] = None
         run.order = ()
         run.restless = True
-    elif before[2] is not None:
-        run.gone.pop(key)
     dead_at = None
     if process.state in ("Z", "X"):
         dead_at = made_at if before is None or before[2] is None else before[2]
@@ -76,20 +83,24 @@ def note_absent(run: Run, node: str, seen: set[ProcessKey], made_at: float) -> N
     """The processes of this run on a node that its report does not hold any more. Ranks and workers are gone
     since then, and remembered for an hour; anything else (a shell, a compiler) is forgotten: jobs of
     thousands of short processes are no rarity."""
-    mine = run.on_node.setdefault(node, {})
+    mine, gone = run.on_node.setdefault(node, {}), dict[Role, list[tuple[float, ProcessKey]]]()
     for key in () if len(mine) == len(seen) else sorted(mine.keys() - seen):
         run.restless = True
         process, seen_at, gone_at = run.processes[key]
         gone_since = made_at if gone_at is None else gone_at
         if process.role is Role.HELPER or made_at - gone_since > KEPT_GONE_S:
             run.forget(key)
-        elif key not in run.gone:
-            if process.state == "Z":  # what kept it from ending has let it
-                process = replace(process, blocked=None)
-                run.blocked.discard(key)
-            run.processes[key] = (process, seen_at, gone_since)
-            run.lost_at = max(run.lost_at, made_at) if process.role is Role.RANK else run.lost_at
-            run.gone.put(key, None, run.name, node, process.role)
+            continue
+        if process.state == "Z" and process.blocked is not None:  # what kept it from ending has let it
+            process = replace(process, blocked=None)
+            run.blocked.discard(key)
+        run.processes[key] = (process, seen_at, gone_since)
+        run.lost_at = max(run.lost_at, gone_since) if process.role is Role.RANK else run.lost_at
+        gone.setdefault(process.role, []).append((gone_since, key))
+    for some in gone.values():
+        for _, key in sorted(some)[:-GONE_OF_ROLE]:
+            run.forget(key)
+            run.left_out.note("gone_ranks", run.name)
 
 
 def only_trains(run: Run, keys: Iterable[ProcessKey]) -> bool:
@@ -208,10 +219,15 @@ def note_log(run: Run, node: str, log: LogFile, at: float) -> None:
         return
     if log.error is None:
         run.unread.pop(node, None)
-    if log.offset is not None and run.log_offsets.put(key, log.offset, run.name, node):
-        run.log_offsets.mark_newest(key)
-    if not run.logs.put(key, (log, at), run.name, node):
+    if log.offset is not None:
+        mine = run.log_offsets.setdefault(node, {})
+        if put_newest(mine, log.path, log.offset, OFFSETS_OF_NODE):
+            run.left_out.note("log_offsets", run.name)
+    if key not in run.logs and (len(run.logs) >= KEPT_LOGS or sum(of == node for of, _ in run.logs) >= LOGS_OF_NODE):
         run.logs_missed = True
+        run.left_out.note("logs", run.name)
+        return
+    run.logs[key] = (log, at)
 
 
 BY_DISK = frozenset({"directory", "tracker"})
@@ -238,12 +254,10 @@ def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> None:
     if (found.path is None and found.step is None) or len(found.directory) > MAX_PATH:
         return
     before, clock = run.disk_steps.get(found.directory), main_clock(run.clocks)
-    run.disk_steps.put(found.directory, (found.step, looked_at), run.name, node)
+    if put_newest(run.disk_steps, found.directory, (found.step, looked_at), MAX_DIRECTORIES):
+        run.left_out.note("checkpoint_directories", run.name)
     if found.path is not None and found.step is not None:
-        run.complete_on_disk.pop(found.path, None)
-        run.complete_on_disk[found.path] = found
-        while len(run.complete_on_disk) > EARLIER_CHECKPOINTS:
-            run.complete_on_disk.pop(next(iter(run.complete_on_disk)))
+        put_newest(run.complete_on_disk, found.path, found, EARLIER_CHECKPOINTS)
     if clock is not None and clock.is_step and found.step is not None and found.step > clock.step + clock.stride:
         return
     complete_at = at - max(0.0, found.age_s or 0.0)

@@ -203,7 +203,7 @@ def test_orphans_of_several_jobs_in_one_moment_are_no_coincidence_and_those_of_o
 
     def at_once(*others: Incident) -> int:
         jobs: tuple[SlurmJob, ...] = ()
-        return with_process(SITUATION, PROCESS, lambda _: NODE, ("n1",), jobs, (INCIDENT, *others)).jobs_with_orphans
+        return with_process(SITUATION, PROCESS, NODE, True, jobs, (INCIDENT, *others)).jobs_with_orphans
 
     assert at_once(of(7, INCIDENT.opened_at + AT_ONCE_S), of(8, INCIDENT.opened_at)) == 3
     assert at_once(of(7, INCIDENT.opened_at - 86400), of(8, INCIDENT.opened_at + 86400), of(6, INCIDENT.opened_at)) == 1

@@ -93,9 +93,6 @@ async def _ask_nodes(
     return OperationOutcome.DONE, ""
 
 
-# ------------------------------------------------------------------------------------------------- an order
-
-
 POLL_S = 0.5
 SURELY_LATER_S = 2.0
 """A supervisor looks for orders twice a second, and writes that it takes one before it does anything: a status that was
@@ -215,9 +212,6 @@ async def _until(found: Callable[[], Outcome | None], limit_s: float, time: Time
         await time.sleep(POLL_S)
         answer = found()
     return answer
-
-
-# ------------------------------------------------------------------------------------------------- a process
 
 
 async def look_at_process(ask: Ask, process: GpuProcess, deadline_s: float) -> ProcessEnd | None:

@@ -56,9 +56,6 @@ async def _same_run(client: SlurmClient, fence: Fence) -> SlurmJob | str:
     return job
 
 
-# ------------------------------------------------------------------------------------------------- one run
-
-
 @answered
 async def requeue_hold(client: SlurmClient, fence: Fence, *, only_unfinished: bool) -> Outcome:
     """Puts the run of `fence`, and no other, back into the queue, held.
@@ -195,9 +192,6 @@ async def send_signal(client: SlurmClient, fence: Fence, signal: str, to: str) -
     return OperationOutcome.DONE, f"SIG{signal} sent to {receivers}"
 
 
-# ------------------------------------------------------------------------------------------------- the queue
-
-
 @answered
 async def exclude(client: SlurmClient, job_id: str, nodes: Sequence[str]) -> Outcome:
     """Gives the pending job its whole new list of excluded nodes (Slurm replaces the old one)."""
@@ -282,9 +276,6 @@ async def _others(client: SlurmClient, decision: Decision) -> tuple[list[SlurmJo
     view = await client.read_view()
     array = decision.fence.job_id.partition("_")[0]
     return [job for job in view.jobs if job.array_job_id == array and job.job_id != decision.fence.job_id], view.partial
-
-
-# ------------------------------------------------------------------------------------------------- nodes
 
 
 @answered

@@ -178,11 +178,6 @@ def _become_active(config: Config, lease: Lease, config_file: str | None, *, onc
     return None
 
 
-def always() -> bool:
-    """The one controller on SQLite is the active one."""
-    return True
-
-
 def journal_url(config: Config) -> str:
     """The journal's address; a directory for SQLite is made if it is missing. Raises OSError."""
     if config.controller.journal_url:
@@ -205,7 +200,7 @@ async def _serve(
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
     metrics = ControllerMetrics()
-    is_active = always if lease is None else lease.is_held
+    is_active = (lambda: True) if lease is None else lease.is_held  # the one controller on SQLite is the active one
     if lease is not None:
         epoch = lease.epoch
         metrics.show_role(active=True, epoch=lambda: epoch, age_s=lease.age_s)
@@ -312,7 +307,7 @@ async def open_identity(config: Config) -> Identity:
 
 
 async def open_doors(
-    controller: Controller, page_token: str, identity: Identity, is_active: Callable[[], bool] = always
+    controller: Controller, page_token: str, identity: Identity, is_active: Callable[[], bool] = lambda: True
 ) -> list[Server | web.AppRunner]:
     """The port for agents and Prometheus, the local socket for the commands, and the page. Raises OSError,
     IdentityError.

@@ -41,7 +41,6 @@ from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.writer import JournalWriter
-from slurm_watchdog.model.incidents import Finding
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.notify.dispatcher import IncidentSources, Notifier
@@ -131,7 +130,7 @@ class Controller:
         self.slow_nodes = SlowNodes(settings, self.ledger.record, clock.wall, self.ledger.events)
         self.runs = RunRecords(journal, self.writer, self.started_mono, self.started_at)
         self.judge = Judge(
-            config, self.state, left_open, lambda: uuid.uuid4().hex[:12], self._count_failure, hangs,
+            config, self.state, left_open, lambda: uuid.uuid4().hex[:12], metrics.detector_failed, hangs,
             self._paths.patience_s,
         )  # fmt: skip
         self.judge.suspects, self.judge.searches = self.ledger.suspects, self.slow_nodes.all
@@ -195,8 +194,6 @@ class Controller:
             )
         )
 
-    # ------------------------------------------------------------------------------------ listening
-
     def accept(self, report: Report, size: int = 0) -> Reply:
         """Takes over a report that has passed the door, with `size` bytes on the wire, and answers it."""
         now = clock.monotonic()
@@ -215,6 +212,7 @@ class Controller:
             self.recorder.record(report, now)
         for result in report.results:
             self.commands.resolve(result)
+        starting = now - self.started_mono < self.config.controller.agent_silent_after
         return Reply(
             commands=self.commands.pop(report.node),
             watch=tuple(
@@ -226,17 +224,9 @@ class Controller:
             running=self.state.running_on(report.node, now, self.judge.slurm_patience_s),
             controller_id=self.controller_id if self.state.slurm_at is not None else "",
             takes_changes=True,
-            interval_s=self._interval_for(report, now),
+            # After a start few have been heard: so long none is to report more often than it does.
+            interval_s=max(self.state.least_interval_s, report.interval_s if starting else 0.0),
         )
-
-    def _interval_for(self, report: Report, now: float) -> float:
-        """How often its agent is to report at most. After a start few have been heard: so long none is to report more
-        often than it does."""
-        least_s = self.state.least_interval_s
-        starting = now - self.started_mono < self.config.controller.agent_silent_after
-        return max(least_s, report.interval_s) if starting else least_s
-
-    # ------------------------------------------------------------------------------------ looking at Slurm
 
     async def read_slurm(self) -> None:
         """One listing of jobs and nodes. No answer changes nothing and is said."""
@@ -260,8 +250,7 @@ class Controller:
             self.recorder.record(view, now)
 
     def slurm_notes(self) -> list[str]:
-        """What people should know of how Slurm is seen: less than everything, in another way than wanted, or
-        not for long."""
+        """What people should know of how Slurm is seen: less than everything, in another way, or not for long."""
         return [note for note in (self.state.slurm_partial, *self.slurm.notes()) if note]
 
     def blind(self, now: float) -> str | None:
@@ -286,8 +275,6 @@ class Controller:
         """Between the beginnings of two ticks: more, and it was stopped."""
         return max(5.0, PAUSE_FACTOR * self.config.controller.tick)
 
-    # ------------------------------------------------------------------------------------ judging
-
     def tick(self) -> None:
         """One judgement of everything, in one piece. Raises nothing: a detector that fails is counted, the
         others continue."""
@@ -309,7 +296,9 @@ class Controller:
         with self.metrics.tick_duration.time():
             self.writer.catch_up()
             self._record_itself(now)
-            findings = self._detect(now)
+            cpu_s = clock.thread_cpu()
+            findings = self.judge.detect(now)
+            self.state.scan_budget.note(clock.thread_cpu() - cpu_s)
             self.evidence.serve(findings, now)
             self.reach.serve(self.judge.view)
             changes = self.judge.conclude(findings, now, clock.wall(), self.actions.acting())
@@ -323,17 +312,14 @@ class Controller:
                 self.judge.view, self.judge.limits_s, self.judge.incidents, self.actions.operations(),
                 lambda incident: self.silences.silence_of(incident) is not None,
             )  # fmt: skip
-            self._show_health()
+            self._newest = self.health(tick_age_s=0.0)  # this tick is about to be complete
+            self.metrics.show_health(self._newest, self.judge.incidents)
+            self.metrics.report_interval.set(self.state.report_interval_s)
+            self.metrics.show_deliveries(self.notifier.deliveries())
             self.metrics.show_left_out(self.state.left_out.totals)
             self.metrics.show_crowds(self.left_out(now))
         self.last_tick = now
         self.metrics.last_tick.set(clock.wall())
-
-    def _detect(self, now: float) -> list[Finding]:
-        cpu_s = clock.thread_cpu()
-        findings = self.judge.detect(now)
-        self.state.scan_budget.note(clock.thread_cpu() - cpu_s)
-        return findings
 
     def _record_itself(self, now: float) -> None:
         """What decisions depend on and neither a report nor a listing says, as this tick begins."""
@@ -363,16 +349,6 @@ class Controller:
     def _record_request(self, asked: records.Asked) -> None:
         self._record_itself(clock.monotonic())  # someone may have paused it since the last tick
         self._record(asked)
-
-    def _show_health(self) -> None:
-        """The series of it; of this tick, which is about to be complete."""
-        self._newest = self.health(tick_age_s=0.0)
-        self.metrics.show_health(self._newest, self.judge.incidents)
-        self.metrics.report_interval.set(self.state.report_interval_s)
-        self.metrics.show_deliveries(self.notifier.deliveries())
-
-    def _count_failure(self, kind: str) -> None:
-        self.metrics.detector_failures.labels(kind).inc()
 
     @property
     def journal_error(self) -> str | None:

@@ -69,8 +69,6 @@ class Recorder:
             self._warned = True
             log.warning("records are missing from %s: %s; the controller continues without them", self.path, why)
 
-    # ------------------------------------------------------------------------------------ in the thread
-
     def _write_until_closed(self) -> None:
         fd = -1
         while True:

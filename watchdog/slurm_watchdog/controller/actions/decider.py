@@ -4,7 +4,7 @@ executor. The service and `replay` have the same one: what differs between them 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 
 from msgspec.structs import replace
@@ -22,8 +22,8 @@ from slurm_watchdog.controller.actions.owned_paths import OwnedPaths
 from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.controller.policy.by_user import is_same_process
 from slurm_watchdog.controller.policy.decision import decide, is_final, is_news
-from slurm_watchdog.controller.policy.guards import OPT_OUT
-from slurm_watchdog.controller.policy.rules import Rule, wished
+from slurm_watchdog.controller.policy.guards import OPT_OUT, with_process
+from slurm_watchdog.controller.policy.rules import wished
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model.actions import ActionRun, Decision, Rung, Verdict, Wish
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentKind, IncidentState, Severity
@@ -31,33 +31,6 @@ from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.trace.records import UNDATED, Asked
 
 Matter = str | GpuProcess  # The id of a job, or a process.
-
-
-def matters_of(
-    incident: Incident,
-    job_of: Callable[[str], SlurmJob | None],
-    rule_of: Callable[[str, SlurmJob | None], Rule],
-) -> tuple[Matter, ...]:
-    """An incident of one filesystem may hold several jobs, one of leftovers many processes; these are decided
-    about where a site has said that something is to be done. Where nothing is done about any job one decision
-    says so for all."""
-    if incident.processes:
-        return incident.processes if rule_of(incident.kind, None).ladder else ()
-    jobs = [job for job_id in incident.jobs_now if (job := job_of(job_id))]
-    acts = any(rule_of(incident.kind, job).ladder for job in jobs)
-    return incident.jobs_now if acts else incident.jobs_now[:1]
-
-
-def decided_about(matter: Matter, decisions: Iterable[Decision]) -> list[Decision]:
-    """Those of an incident's decisions that are about this job or process, in their order."""
-    if isinstance(matter, GpuProcess):
-        return [each for each in decisions if is_same_process(each.process, matter)]
-    return [each for each in decisions if each.fence is None or each.fence.job_id == matter]
-
-
-def job_in(matter: Matter, job_of: Callable[[str], SlurmJob | None]) -> SlurmJob | None:
-    """The job that is decided about; None for a process, or if Slurm does not know the job."""
-    return None if isinstance(matter, GpuProcess) else job_of(matter)
 
 
 class Decider:
@@ -75,12 +48,6 @@ class Decider:
         """Incident -> its decisions, oldest first, as the journal has them: read once, and written through."""
         self._failed: set[str] = set()
         """Decisions of the incidents in `_earlier` whose action has ended without success."""
-
-    def rule(self, kind: str, job: SlurmJob) -> Rule:
-        """What the administrator permits for this kind and job, and of that what the job's owner wants."""
-        return self._inputs.rule(kind, job)
-
-    # ------------------------------------------------------------------------------------ deciding
 
     def decide(self, now: float) -> None:
         """Looks at every incident that fires and is not explained by another one, all in one piece."""
@@ -117,7 +84,7 @@ class Decider:
             incident = known.get(left.popleft())
             if incident is None or not is_announced(incident):
                 continue
-            for matter in matters_of(incident, self._cluster.jobs.get, self._inputs.rule):
+            for matter in self._matters(incident):
                 try:
                     if self._is_settled(incident, matter):
                         continue
@@ -164,7 +131,19 @@ class Decider:
         return self._earlier[incident_id]
 
     def _decided_about(self, incident: Incident, matter: Matter) -> list[Decision]:
-        return decided_about(matter, self._decisions(incident.id))
+        decisions = self._decisions(incident.id)
+        if isinstance(matter, GpuProcess):
+            return [each for each in decisions if is_same_process(each.process, matter)]
+        return [each for each in decisions if each.fence is None or each.fence.job_id == matter]
+
+    def _matters(self, incident: Incident) -> tuple[Matter, ...]:
+        """One filesystem may hold up several jobs, and there may be many leftovers; these are decided about where a
+        site has said that something is to be done. Where nothing is done one decision says so for all jobs."""
+        rule_of, jobs = self._inputs.rule, self._cluster.jobs
+        if incident.processes:
+            return incident.processes if rule_of(incident.kind, None).ladder else ()
+        acts = any(rule_of(incident.kind, jobs[each]).ladder for each in incident.jobs_now if each in jobs)
+        return incident.jobs_now if acts else incident.jobs_now[:1]
 
     def _is_settled(self, incident: Incident, matter: Matter) -> bool:
         """Whether there is nothing left to decide. An action that failed settles nothing: if the trouble stands, it is
@@ -180,10 +159,13 @@ class Decider:
         held: list[tuple[Incident, Decision]] | None,
     ) -> None:
         earlier = self._decided_about(incident, matter)
-        job = job_in(matter, self._cluster.jobs.get)
+        job = None if isinstance(matter, GpuProcess) else self._cluster.jobs.get(matter)
         situation = self._inputs.of_job(incident, job, now, context)
         if isinstance(matter, GpuProcess):
-            situation = self._inputs.with_process(situation, matter, now)
+            state, open_ones = self._cluster, self._judgement.incidents
+            reports = matter.node in state.agents.reporting(now)
+            node = state.nodes.view(matter.node)
+            situation = with_process(situation, matter, node, reports, state.jobs.values(), open_ones)
         self._inputs.note_storm(situation, job, now)
         decision = self._with_switch(decide(situation, self._new_id()), incident, job, None)
         again = bool(earlier) and earlier[-1].id in self._failed and is_final(decision)
@@ -220,8 +202,6 @@ class Decider:
         self._news.decided(incident, decision)
         if decision.acts:
             self._executor.drive(ActionRun(decision=decision))
-
-    # ------------------------------------------------------------------------------------ an operator asks
 
     def why_left_alone(self, job: SlurmJob) -> str:
         """Why its owner wants it left alone, a sentence; empty: he says nothing of the kind."""

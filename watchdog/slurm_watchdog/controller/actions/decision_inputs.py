@@ -18,7 +18,7 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.owned_paths import OwnedPaths
 from slurm_watchdog.controller.incidents.judge import Judge, proves_stuck
 from slurm_watchdog.controller.policy.by_user import Trouble, crowd_of, in_trouble
-from slurm_watchdog.controller.policy.guards import Moment, PolicyInput, is_storm, is_storm_of_one, with_process
+from slurm_watchdog.controller.policy.guards import Moment, PolicyInput, is_storm, is_storm_of_one
 from slurm_watchdog.controller.policy.placement import broken_under, freed_by, lost_mounts, suspect_nodes
 from slurm_watchdog.controller.policy.rules import Rule, permit, rule_for
 from slurm_watchdog.controller.state.cluster import ClusterState
@@ -27,7 +27,7 @@ from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.journal.journal import NodeEntry
 from slurm_watchdog.model.actions import ActionRun, Decision
 from slurm_watchdog.model.cluster_view import JobView
-from slurm_watchdog.model.incidents import HARDWARE_FAULTS, GpuProcess, Incident, IncidentKind, IncidentState
+from slurm_watchdog.model.incidents import HARDWARE_FAULTS, Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING
 from slurm_watchdog.model.supervisor import may_be_named
@@ -236,12 +236,6 @@ class DecisionInputs:
             return ""
         path = resume_from(view, self._judgement.incidents, supervisor.resumed_from)
         return path if may_be_named(path) else ""
-
-    def with_process(self, situation: PolicyInput, process: GpuProcess, now: float) -> PolicyInput:
-        """The same for a process that outlived its job."""
-        state, open_ones = self._cluster, self._judgement.incidents
-        reporting, jobs = state.agents.reporting(now), state.jobs.values()
-        return with_process(situation, process, state.nodes.view, reporting, jobs, open_ones)
 
     def _broken_under(self, job: SlurmJob, context: TickContext, now: float) -> tuple[tuple[str, str], ...]:
         """What is known of its nodes' hardware and mounts; of thousands of faults only those are looked at."""

@@ -89,12 +89,8 @@ class Driver:
         at = clock.wall()
         self._tools.journal.operation_intent(self.run.decision.id, Operation.ABANDON, 1, at)
         self._put(OperationRecord(operation=Operation.ABANDON, attempt=1, intent_at=at))
-        self._close(
-            Operation.ABANDON,
-            1,
-            OperationOutcome.DONE,
-            f"{by} cancelled the restart; the job was left as it is",
-        )
+        why = f"{by} cancelled the restart; the job was left as it is"
+        self._close(Operation.ABANDON, 1, OperationOutcome.DONE, why)
 
     async def drive(self) -> ActionEnd:
         """Until the action has ended in writing. Errors of the journal end the task, never the intent."""
@@ -184,10 +180,8 @@ class Driver:
             case Operation.EVIDENCE:
                 return await self._tools.collect(decision)
             case Operation.WRITE_KILL_SWITCH:
-                job = self._tools.state.jobs.get(self.job_id)
-                batch_host = None if job is None else job.batch_host
                 ask, deadline_s = self._tools.commands.ask, self._tools.command_deadline_s
-                return await by_agent.write_kill_switch(ask, decision, deadline_s, batch_host)
+                return await by_agent.write_kill_switch(ask, decision, deadline_s, self._batch_host)
             case Operation.WAIT_CHECKPOINT:
                 return OperationOutcome.DONE, "a complete checkpoint came after the job was asked to save"
             case Operation.REQUEUE_HOLD:
@@ -196,15 +190,18 @@ class Driver:
                 )
             case Operation.WRITE_ORDER | Operation.RESTART_STEP:
                 return await self._order(decision, move.operation)
-            case Operation.SIGNAL_USR1 | Operation.SIGNAL_TERM:
-                name = "USR1" if move.operation is Operation.SIGNAL_USR1 else "TERM"
+            case Operation.SIGNAL_USR1 | Operation.SIGNAL_TERM as operation:
+                name = str(operation).rpartition("_")[2].upper()
                 return await by_slurm.send_signal(self._tools.slurm, decision.fence, name, decision.signal_to)
-            case Operation.CANCEL:
-                return await by_slurm.cancel(self._tools.slurm, decision.fence)
             case Operation.RESUBMIT:
                 return await by_slurm.resubmit(self._tools.slurm, decision, move.nodes)
-            case Operation.DRAIN | Operation.SET_DOWN | Operation.EXCLUDE:
-                return await self._pull_on_nodes(move)
+            case Operation.DRAIN:
+                reason = f"{OUR_DRAIN} {decision.by}, job {self.job_id}, incident {decision.incident_id}"
+                return await by_slurm.drain(self._tools.slurm, move.nodes, reason, self._keeper("drained"))
+            case Operation.SET_DOWN:
+                return await self._set_down(move.nodes)
+            case Operation.EXCLUDE:
+                return await self._exclude(move.nodes)
             case Operation.REMOVE_KILL_SWITCH:
                 # An agent that is late after our own start is no dead one: it is passed over at the third try
                 # only, and by one who has listened for a while, however often others have tried before.
@@ -212,16 +209,12 @@ class Driver:
                 listened_s = clock.monotonic() - self._listens_from
                 if move.attempt > TRIES_OF_ALL_NODES and listened_s >= self._tools.command_deadline_s:
                     reporting = frozenset(self._tools.state.agents.reporting(clock.monotonic()))
-                return await by_agent.remove_kill_switch(
-                    self._tools.commands.ask,
-                    decision,
-                    reporting.union(move.nodes),
-                    self._tools.command_deadline_s,
-                )
-            case Operation.HOLD | Operation.RELEASE | Operation.HOLD_OTHERS | Operation.RELEASE_OTHERS:
-                return await self._pull_in_queue(decision, move)
+                ask, deadline_s = self._tools.commands.ask, self._tools.command_deadline_s
+                return await by_agent.remove_kill_switch(ask, decision, reporting.union(move.nodes), deadline_s)
+            case Operation.CANCEL:
+                return await by_slurm.cancel(self._tools.slurm, decision.fence)
             case _:
-                raise AssertionError(f"the ladder has no lever for {move.operation}")
+                return await self._pull_in_queue(decision, move)
 
     async def _pull_in_queue(self, decision: Decision, move: Execute) -> Outcome:
         slurm = self._tools.slurm
@@ -231,30 +224,28 @@ class Driver:
             return await by_slurm.release_others(slurm, decision)
         if move.operation is Operation.HOLD:
             return await by_slurm.hold(slurm, self.job_id)
+        if move.operation is not Operation.RELEASE:
+            raise AssertionError(f"the ladder has no lever for {move.operation}")
         new = submitted_job(self.run, self._tools.state.jobs.values()) if move.instead else None
         return await by_slurm.release(slurm, self.job_id if new is None else new.job_id)
 
+    @property
+    def _batch_host(self) -> str | None:
+        job = self._tools.state.jobs.get(self.job_id)
+        return None if job is None else job.batch_host
+
     async def _order(self, decision: Decision, operation: Operation) -> Outcome:
-        tools = self._tools
+        tools, host = self._tools, self._batch_host
         job = tools.state.jobs.get(self.job_id)
-        if job is None or job.batch_host is None:
+        if job is None or host is None:
             return OperationOutcome.FAILED, "the job's batch host is not known"
         ask, deadline_s = tools.commands.ask, tools.command_deadline_s
         seen = lambda: tools.state.supervisors.last_word(job)  # noqa: E731
         if operation is Operation.WRITE_ORDER:
-            return await by_agent.write_order(ask, decision, job.batch_host, deadline_s, seen)
+            return await by_agent.write_order(ask, decision, host, deadline_s, seen)
         return await by_agent.restart_step(
-            ask, decision, job.batch_host, deadline_s, tools.limits.restart_step_s, seen, by_agent.Time()
+            ask, decision, host, deadline_s, tools.limits.restart_step_s, seen, by_agent.Time()
         )
-
-    async def _pull_on_nodes(self, move: Execute) -> Outcome:
-        if move.operation is Operation.SET_DOWN:
-            return await self._set_down(move.nodes)
-        if move.operation is Operation.EXCLUDE:
-            return await self._exclude(move.nodes)
-        decision = self.run.decision
-        reason = f"{decision.by}, job {self.job_id}, incident {decision.incident_id}"
-        return await self._drain(move.nodes, f"{OUR_DRAIN} {reason}")
 
     async def _exclude(self, nodes: tuple[str, ...]) -> Outcome:
         """The ledger first: what stands in Slurm's list and in no ledger is never dropped again. So the list has to be
@@ -274,14 +265,12 @@ class Driver:
         return outcome
 
     async def _pull_on_process(self, process: GpuProcess, move: Execute) -> Outcome:
-        if move.operation is Operation.DRAIN:
-            reason = _drain_reason(self.run, process, self._seen)
-            return await self._drain(move.nodes, reason)
+        if move.operation is Operation.DRAIN:  # the names that a user gave go without what a terminal would mind
+            text = f"unkillable {described(self.run, process, self._seen)}, incident {self.run.decision.incident_id}"
+            reason = f"{OUR_DRAIN} {re.sub(r'[^A-Za-z0-9 ,.:;()/_@+-]', '_', text)}"
+            return await by_slurm.drain(self._tools.slurm, move.nodes, reason, self._keeper("drained"))
         ask, limit_s = self._tools.commands.ask, self._tools.command_deadline_s
         return await by_agent.end_process(ask, process, SIGNALS[move.operation], limit_s)
-
-    async def _drain(self, nodes: tuple[str, ...], reason: str) -> Outcome:
-        return await by_slurm.drain(self._tools.slurm, nodes, reason, self._keeper("drained"))
 
     def _keeper(self, what: str) -> Callable[[SlurmNode], None]:
         """Writes down what was done to a node, as Slurm has it afterwards."""
@@ -344,10 +333,3 @@ async def _observe(run: ActionRun, process: GpuProcess, tools: Tools, taken_up_a
         process=seen,
         process_objection=why_not,
     )
-
-
-def _drain_reason(run: ActionRun, process: GpuProcess, seen: ProcessEnd) -> str:
-    """For the administrators, in Slurm's node listing. Names that a user gave go without what a terminal or a
-    parser would mind."""
-    text = f"unkillable {described(run, process, seen)}, incident {run.decision.incident_id}"
-    return f"{OUR_DRAIN} {re.sub(r'[^A-Za-z0-9 ,.:;()/_@+-]', '_', text)}"

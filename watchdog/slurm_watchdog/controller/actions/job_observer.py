@@ -125,10 +125,13 @@ class JobObserver:
         )
 
     def _unseen_lines(self, job: SlurmJob | None, new_step: JobView | None) -> int:
-        """How many of the first lines of what runs now may have been missed."""
-        if new_step is not None:
-            return UNSEEN + self._lines_while_it_started(new_step)
-        return 0 if job is not None and job.counted_at_once else UNSEEN
+        """How many of the first lines of what runs now may have been missed: a new step may have written some before
+        its ranks were reported, which count for the one before."""
+        if new_step is None:
+            return 0 if job is not None and job.counted_at_once else UNSEEN
+        seen_s = new_step.progress.step_s if new_step.progress is not None else None
+        step_s = seen_s or self._decision.step_s
+        return UNSEEN + (int(STARTS_SEEN_WITHIN * self._tools.state.report_interval_s / step_s) if step_s else 0)
 
     def _is_new_step(self, run: ActionRun, view: JobView, supervisor: SupervisorStatus | None) -> bool:
         """Whether the ranks that are seen belong to the step that the supervisor has started for this decision."""
@@ -139,13 +142,6 @@ class JobObserver:
         other = view.step_id not in (None, self._decision.step_id)
         return supervisor.answer is OrderAnswer.STARTED and (other or in_batch)
 
-    def _lines_while_it_started(self, view: JobView) -> int:
-        """Lines that the new step may have written before its ranks were reported, so that they count for the one
-        before."""
-        seen_s = view.progress.step_s if view.progress is not None else None
-        step_s = seen_s or self._decision.step_s
-        return int(STARTS_SEEN_WITHIN * self._tools.state.report_interval_s / step_s) if step_s else 0
-
     def _stuck(self, job: SlurmJob | None) -> tuple[StuckNode, ...]:
         """Where the old run of the requeued job has not ended, as far as Slurm's newest listing and the agents say."""
         fence, state, limits = self._decision.fence, self._tools.state, self._tools.limits
@@ -154,15 +150,9 @@ class JobObserver:
         listed = {node.name: node for node in state.slurm_nodes}
         allowed = min(limits.max_drained_nodes, int(len(listed) * limits.drained_percent / 100))
         partial = state.slurm_partial or ("" if state.slurm_at is not None else "Slurm has not listed its jobs yet")
-        return stuck_nodes(
-            job,
-            listed,
-            tuple(state.jobs.values()),
-            partial,
-            allowed,
-            lambda node: processes_there(self._tools, node, job),
-            limits.set_down_after_s,
-        )
+        there = lambda node: processes_there(self._tools, node, job)  # noqa: E731
+        jobs = tuple(state.jobs.values())
+        return stuck_nodes(job, listed, jobs, partial, allowed, there, limits.set_down_after_s)
 
     def _freed(self, run: ActionRun, job: SlurmJob | None) -> tuple[SlurmJob, ...]:
         """Jobs that wait for the end of the decision's run; once it is over, those that waited for it and come."""
@@ -256,7 +246,7 @@ class JobObserver:
             return ()
         exempt = {*self._decision.exclude, *(() if is_closed(run) else self._decision.avoid)}
         stalled = set()
-        for filesystem in self._tools.state.view(now).filesystems:
+        for filesystem in self._tools.state.filesystem_views(now):
             nodes = {
                 node
                 for node, answer in filesystem.answers

@@ -215,8 +215,6 @@ class Actions:
         now = view.progress.step_s if view.progress is not None else None
         return before if before is not None else now
 
-    # ------------------------------------------------------------------------------------ what we did to nodes
-
     def sweep(self, now: float) -> None:
         """Now and then: exclusions and drains of ours that have lasted long enough are taken back, in a task
         of their own."""

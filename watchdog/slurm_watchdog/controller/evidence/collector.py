@@ -122,8 +122,6 @@ class Collector:
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = FairSlots(AT_ONCE, OF_ONE_USER)
 
-    # ------------------------------------------------------------------------------------ who wants it
-
     def on_fire(self, incident: Incident, now: float, views: Mapping[str, JobView]) -> None:
         """An incident has begun to fire: its jobs' evidence is kept with it, unless another incident explains it.
 
@@ -225,8 +223,6 @@ class Collector:
         if incident is None:
             return decision.decided_at
         return float("-inf") if incident.kind == IncidentKind.OPERATOR_RESTART else incident.opened_at
-
-    # ------------------------------------------------------------------------------------ collecting
 
     async def _collect(self, found: Collected, before: Collected | None) -> None:
         """Asks, judges and forgets. `before`: the last one of the same run, which comes first, and from which
@@ -364,8 +360,6 @@ class Collector:
                 found.own_words.append((node, file.rank, clock.monotonic() - file.age_s, file.said[:MAX_ERROR]))
             if file.record is not None:
                 found.dumps[node, file.record.rank] = begun - file.age_s, found.shared.record(file.record)
-
-    # ------------------------------------------------------------------------------------ judging
 
     def _conclude(self, found: Collected) -> None:
         now = clock.monotonic()

@@ -244,6 +244,10 @@ class ControllerMetrics:
         for what in CAPS:
             self._left_out.labels(what)
 
+    def detector_failed(self, kind: str) -> None:
+        """It has raised."""
+        self.detector_failures.labels(kind).inc()
+
     def show_left_out(self, totals: Mapping[str, int]) -> None:
         """`totals`: a key of CAPS -> entries that had no room so far."""
         for what, total in totals.items():

@@ -63,8 +63,6 @@ class NodeLedger:
         """When they were computed last, and what came of it."""
         self._forgotten_at = 0.0
 
-    # ------------------------------------------------------------------------------------ what happens
-
     def record(self, event: NodeEvent) -> None:
         """Writes an event down. The same key twice is one event, as it was given last."""
         event = replace(event, what=one_line(event.what, MAX_WHAT))
@@ -137,8 +135,6 @@ class NodeLedger:
     def _add(self, key: str, node: str, kind: NodeEventKind, at: float, what: str, **about: Any) -> None:
         if key not in self._events:
             self.record(NodeEvent(key=key, node=node, kind=kind, at=at, what=what, **about))
-
-    # ------------------------------------------------------------------------------------ what is known
 
     def events(self) -> Iterable[NodeEvent]:
         """All that still weighs something, in no order."""

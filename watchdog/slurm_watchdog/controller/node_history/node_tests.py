@@ -145,8 +145,6 @@ class NodeTests:
             self._record(events_of_results(left.name, node, (), self._tools, "who tested it ended before it did"))
 
 
-# ---------------------------------------------------------------------------------------------- pure
-
 TEST_ENDS = VERDICTS | {NodeEventKind.TESTED}
 
 

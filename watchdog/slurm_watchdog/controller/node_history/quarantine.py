@@ -139,9 +139,6 @@ async def _is_being_tested(tools: QuarantineTools, node: str) -> bool:
     return again is not None and is_drained(again.state)
 
 
-# ---------------------------------------------------------------------------------------------- pure
-
-
 def objection_to_draining(
     node: str, known: Sequence[SlurmNode], most: int, percent: float, ours: Collection[str] = ()
 ) -> str | None:

@@ -206,9 +206,6 @@ def event_words(each: Counted, node: str, now: float) -> str:
     )
 
 
-# ---------------------------------------------------------------------------------------------- incidents
-
-
 def blamed(about: Incident | Finding) -> tuple[tuple[str, str], ...]:
     """(node, part of it or nothing) of each place that an incident or a finding is held against.
 

@@ -87,17 +87,16 @@ class PolicyInput(Moment):
 
 
 def with_process(
-    situation: PolicyInput, process: GpuProcess, view: Callable[[str], NodeView | None],
-    reporting: Collection[str], jobs: Collection[SlurmJob], incidents: Collection[Incident],
+    situation: PolicyInput, process: GpuProcess, node: NodeView | None, reports: bool, jobs: Collection[SlurmJob],
+    incidents: Collection[Incident],
 ) -> PolicyInput:  # fmt: skip
-    """The situation, with what is known of this process of the incident. `view` gives a node's newest report."""
-    crowd, node = orphans_at_once(situation.incident, process, incidents), view(process.node)
-    orphan_s = orphan_for_s(process, node)
+    """The situation, with what is known of this process of the incident. `node`: its newest report."""
+    crowd, orphan_s = orphans_at_once(situation.incident, process, incidents), orphan_for_s(process, node)
     return replace(
         situation,
         process=process,
         process_since=None if orphan_s is None else situation.now_wall - orphan_s,
-        process_objection=objection(process, node, process.node in reporting, jobs),
+        process_objection=objection(process, node, reports, jobs),
         process_job=job_of(process, jobs),
         jobs_with_orphans=crowd.own,
         users_with_orphans=crowd.users,

@@ -87,9 +87,6 @@ def _count(
     return members, left
 
 
-# ---------------------------------------------------------------------------------------------- suspect nodes
-
-
 class Suspects(StrEnum):
     """What restarts do about suspect nodes."""
 
@@ -171,9 +168,6 @@ def _depends(job: SlurmJob, other: SlurmJob, *, whole_array: bool = True) -> boo
         return True
     names = {job.job_id, f"{job.array_job_id}_*" if job.array_job_id and whole_array else job.job_id}
     return bool(names & set(_ANY_JOB.findall(other.dependency)))
-
-
-# ---------------------------------------------------------------------------------------------- broken nodes
 
 
 def broken_under(

@@ -115,8 +115,6 @@ class ClusterState:
         self._reporting = len(self.agents.reporting(now))
         self._report_interval.follow(now, self._reporting, busy_share)
 
-    # ------------------------------------------------------------------------------------ feeding
-
     def apply_slurm(self, view: SlurmView, now: float, wall: float | None = None) -> None:
         """Takes over one complete listing: new runs begin, runs that are over are forgotten.
 
@@ -237,8 +235,6 @@ class ClusterState:
         self.agents.forget_silence(now)
         if self.slurm_at is not None:
             self.slurm_at, self._slurm_excused = now, True
-
-    # ------------------------------------------------------------------------------------ reading
 
     def processes_on(self, node: str, job: SlurmJob) -> tuple[Process, ...]:
         """What a node's newest report says of the processes of a job, of whichever run."""

@@ -18,7 +18,7 @@ from slurm_watchdog.controller.actions.ladder.state import (
     why_it_waits,
     work_words,
 )
-from slurm_watchdog.model.actions import ActionEnd, ActionRun, Operation, OperationOutcome
+from slurm_watchdog.model.actions import ActionEnd, Operation, OperationOutcome
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import REQUEUED, STARTED
 
@@ -56,8 +56,9 @@ def _while_held(at: Observed) -> Move:
     if at.switch_is_out:
         return at.retry(Execute(operation=Operation.REMOVE_KILL_SWITCH))
     if at.decision.hold:
-        detail = f"{_saved_words(at)}; it waits in the queue, held: `scontrol release {at.job.job_id}` lets it run"
-        return at.ends(detail)
+        saved = [f" ({each.detail})" for each in at.tries(Operation.WAIT_CHECKPOINT) if each.detail][-1:]
+        waits = f"it waits in the queue, held: `scontrol release {at.job.job_id}` lets it run"
+        return at.ends(f"the job has saved{''.join(saved)}; {waits}")
     if at.stalled_mounts:
         return at.wait_for_mounts()
     if at.paused:
@@ -68,11 +69,6 @@ def _while_held(at: Observed) -> Move:
     if _may_be_requeued_again(at):
         return Wait(reason="a request to requeue it got no answer: it stays held until that request has expired")
     return at.retry(Execute(operation=Operation.RELEASE))
-
-
-def _saved_words(at: ActionRun) -> str:
-    saved = [each for each in at.tries(Operation.WAIT_CHECKPOINT) if each.detail]
-    return f"the job has saved ({saved[-1].detail})" if saved else "the job has saved"
 
 
 def _may_be_requeued_again(at: Observed) -> bool:
@@ -115,36 +111,19 @@ def _confirm(at: Observed) -> Move:
     assert at.job is not None
     if at.switch_is_out:
         return at.retry(Execute(operation=Operation.REMOVE_KILL_SWITCH))
+    requeued_at = at.tries(Operation.REQUEUE_HOLD)[0].intent_at
     if at.next_first_step is not None:
-        requeued_at = next(r.intent_at for r in at.records if r.operation is Operation.REQUEUE_HOLD)
         avoided = [node for node in at.decision.exclude if node in at.job.excluded_nodes]
         without = f" without {', '.join(avoided)}" if avoided else ""
         what = f"the job runs again{without}"
         return Finish(end=end_of_restart(at, what, requeued_at, at.next_first_step))
-    if at.stage is Stage.NEXT_RUN and at.job.state == "COMPLETED":
-        return Finish(end=_ended_well(at))
+    if at.stage is Stage.NEXT_RUN and at.job.state == "COMPLETED":  # it did what was left to do
+        why = "the job was restarted and has completed, with exit code 0"
+        return Finish(end=ActionEnd(ok=True, ended_at=at.now, detail=why, downtime_s=at.now - requeued_at))
     if at.stage is Stage.NEXT_RUN and at.job.state not in STARTED | REQUEUED:
         return at.give_up(f"the job was restarted and is {at.job.state} without a new step")
-    if at.stuck and at.stage is Stage.QUEUED:
-        freed = _free_stuck(at)
-        if freed is not None:
-            return freed
-    if at.stage is Stage.QUEUED:
-        unblocked = _drop_exclusions(at)
-        if unblocked is not None:
-            return unblocked
-    return described_end(at, at.job)
-
-
-def _ended_well(at: Observed) -> ActionEnd:
-    """The restarted run has come to its end with exit code 0 (Slurm's COMPLETED): it did what was left to do."""
-    requeued_at = next(r.intent_at for r in at.records if r.operation is Operation.REQUEUE_HOLD)
-    return ActionEnd(
-        ok=True,
-        ended_at=at.now,
-        detail="the job was restarted and has completed, with exit code 0",
-        downtime_s=at.now - requeued_at,
-    )
+    freed = (_free_stuck(at) or _drop_exclusions(at)) if at.stage is Stage.QUEUED else None
+    return freed or described_end(at, at.job)
 
 
 def _drop_exclusions(at: Observed) -> Move | None:
@@ -162,7 +141,7 @@ def _free_stuck(at: Observed) -> Move | None:
     """Sets the nodes DOWN that keep the job from starting, where a site permits that, and once: None where
     nothing is to be done."""
     released_at = max((r.intent_at for r in at.tries(Operation.RELEASE)), default=at.now)
-    if at.limits.set_down_after_s <= 0 or at.now - released_at < at.limits.set_down_after_s:
+    if not at.stuck or at.limits.set_down_after_s <= 0 or at.now - released_at < at.limits.set_down_after_s:
         return None
     if at.done(Operation.SET_DOWN) or any(node.objection for node in at.stuck):
         return None

@@ -231,9 +231,6 @@ def _chain_end(at: Observed, behind: Sequence[SlurmJob]) -> Move:
     return at.finish(detail, ok=not never)
 
 
-# ------------------------------------------------------------------------------------- submitted in its place
-
-
 def go_on_elsewhere(at: Observed) -> Move:
     """A new job was submitted, held: the old one is ended, then the new one is let go."""
     new = at.submitted

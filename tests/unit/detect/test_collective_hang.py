@@ -143,7 +143,6 @@ def test_a_rank_whose_data_loader_works_is_not_accused(
     worker = replace(seen(2, pid=202, role=Role.WORKER, comm="pt_data_worker"), **{**rests, **worker_does})
     finding = judge(**HUNG, processes=(*ranks, worker))
     assert (finding.truth, finding.culprits) == (Truth.UNKNOWN, ())
-    assert "rank 2 on n2" in finding.summary
     starved = replace(worker, process=replace(worker.process, state="R"), **rests)
     assert judge(**HUNG, processes=(*ranks, starved)).truth is Truth.UNKNOWN, (
         "ready to run, on a node without a free core"
@@ -172,7 +171,6 @@ def test_a_rank_is_not_accused_while_bytes_move_on_the_connection_it_waits_for(
     dumps = talking(still(RECV, RECV, USER_CODE, RECV), 2, seen_of_it)
     finding = judge(progress=HUNG["progress"], snapshots=dumps)
     assert finding.truth is truth
-    assert truth is Truth.BAD or "of rank 2 on n2 moves data" in finding.summary
 
 
 @pytest.mark.parametrize(

@@ -36,13 +36,15 @@ def has_stepped_since(job: JobView, age_s: float) -> bool:
     return rose_s is not None and rose_s + job.read_later_s < age_s
 
 
-def why_unseen(job: JobView) -> str:
-    """Why nothing can be said of its ranks; empty: it can."""
-    if job.job.state != "RUNNING":
-        return f"job {job.job.job_id} is {job.job.state}"
-    if not job.ranks:
-        return f"no ranks of job {job.job.job_id} are known"
-    return f"no report from {', '.join(job.silent_nodes)}" if job.silent_nodes else ""
+def is_unseen(job: JobView) -> bool:
+    """Whether nothing can be said of its ranks."""
+    return job.job.state != "RUNNING" or not job.ranks or bool(job.silent_nodes)
+
+
+def made_last_step(job: JobView) -> bool:
+    """Whether its count has reached the number of steps that its log tells of."""
+    progress = job.progress
+    return progress is not None and progress.total_steps is not None and progress.step >= progress.total_steps
 
 
 def last_error(job: JobView) -> ErrorLine | None:

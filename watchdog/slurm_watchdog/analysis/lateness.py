@@ -61,6 +61,11 @@ def is_unheard_of(progress: Progress) -> bool:
     return progress.age_s >= LIFT * progress.longest_pace_s
 
 
+def is_overdue(job: JobView) -> bool:
+    """Whether a step is late by the measure of its run, and this is more than a pause."""
+    return is_late(job) and job.progress is not None and is_unheard_of(job.progress)
+
+
 def is_late(job: JobView) -> bool:
     """Whether a job that trains, as far as its log tells, is known to have made no step for longer than is usual."""
     progress = job.progress

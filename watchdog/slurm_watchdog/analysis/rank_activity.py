@@ -300,23 +300,20 @@ def _odd_if_few(odd: list[RankActivity], seen: tuple[RankActivity, ...]) -> list
     return odd if len(seen) >= LEAST_RANKS and len(odd) <= max(1, MAX_ODD_SHARE * len(seen)) else []
 
 
-def working_process(job: JobView, named: Iterable[Culprit]) -> tuple[ProcessView, str] | None:
-    """A process of those that are `named` that is seen to work, and what it does: a rank that moves data, or
-    a child of one (a data loader's worker that fills its buffer, a program that it started) that computes or
-    does. What the rank's own threads compute does not count: some poll as long as a collective has not ended.
-    On a node with too few cores a child that computes gets little time, but it is ready to run whenever it is
-    looked at."""
+def are_at_work(job: JobView, named: Iterable[Culprit]) -> bool:
+    """Whether a process of those that are `named` is seen to work: a rank that moves data, or a child of one (a data
+    loader's worker that fills its buffer, a program that it started) that computes or does. What the rank's own
+    threads compute does not count: some poll as long as a collective has not ended. On a node with too few cores a
+    child that computes gets little time, but it is ready to run whenever it is looked at."""
     those = {(each.node, each.rank) for each in named if each.rank is not None}
     dumped = _dumps_of(job)
-    for each in job.processes:
-        if not each.alive or (each.node, each.process.rank) not in those:
-            continue
-        if moves_data(each) or _transfers(dumped.get(each.key, [])):
-            return each, "moves data"
-        computes = (each.cpu_ratio or 0.0) >= QUIET_CPU or each.process.state == "R"
-        if each.process.role is Role.WORKER and computes:
-            return each, "computes"
-    return None
+    return any(
+        moves_data(each)
+        or _transfers(dumped.get(each.key, []))
+        or (each.process.role is Role.WORKER and ((each.cpu_ratio or 0.0) >= QUIET_CPU or each.process.state == "R"))
+        for each in job.processes
+        if each.alive and (each.node, each.process.rank) in those
+    )
 
 
 def _dumps_of(job: JobView) -> Dumps:

@@ -114,8 +114,3 @@ def share_silent(view: ClusterView) -> tuple[int, int]:
         }
     here = [node.name for node in view.nodes if node.name not in away]
     return sum(1 for name in here if name in silent), len(here)
-
-
-def expected_away(share: tuple[int, int]) -> str:
-    """A fact: how many others are silent, too."""
-    return f"{share[0]} of {share[1]} agents are silent"

@@ -45,30 +45,25 @@ def _rarer(job: JobView) -> float:
     return 1.0 if len(job.ranks) > 1 or moved or is_training(job) else ALONE
 
 
-def objection_to_hang(
+def may_be_right(
     job: JobView, clock: LoopClock, named: tuple[Culprit, ...], now: float, *, ended: bool = False
-) -> str | None:
-    """What speaks against a hang of a run whose steps cannot be read, or that has made none; None: nothing
-    does. `named` are those that would be accused. `ended`: its only rank is known to be where only a fault
-    keeps it, which need not be in the code of a training.
+) -> bool:
+    """Whether something is evidence against a hang of a run whose steps cannot be read, or that has made none. `named`
+    are those that would be accused. `ended`: its only rank is known to be where only a fault keeps it, which need not
+    be in the code of a training.
 
     Whether such a loop turns, only its ranks can show. A server whose ranks wait for a request looks the same
     for days."""
     if not clock.unread and job.progress is not None:
-        return None
-    if is_serving(job):
-        return "a rank of it waits for requests, as a server does"
-    if not is_training(job) or (clock.unread and not ended and not is_in_training_code(job)):
-        return "nothing shows that it trains"
-    if len(job.ranks) == 1 and waits_for_others_work(job):
-        return "it waits for a program, a task or a server, which may be at work"
-    mover = next((each for each in job.processes if each.alive and moves_data(each)), None)
-    if mover is not None:
-        return f"{mover.process.comm} (pid {mover.process.pid} on {mover.node}) moves data"
+        return False
+    if is_serving(job) or not is_training(job) or (clock.unread and not ended and not is_in_training_code(job)):
+        return True
+    if len(job.ranks) == 1 and waits_for_others_work(job):  # a program, a task or a server may be at work
+        return True
+    if any(each.alive and moves_data(each) for each in job.processes):
+        return True
     if job.log is not None and job.log.grew_age_s < clock.limit.seconds / 2:
-        return f"its log grew {job.log.grew_age_s:.0f} s ago"
+        return True
     if not all(did_nothing(job, each.node, each.pid) for each in named):
-        return "it is not known that those who are not in the collective do nothing"
-    if not named and loop_state(job, now, clock.limit.seconds).stands is not True:
-        return "whether its ranks work is unknown"
-    return None
+        return True
+    return not named and loop_state(job, now, clock.limit.seconds).stands is not True

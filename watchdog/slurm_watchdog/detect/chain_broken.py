@@ -1,13 +1,9 @@
-"""`chain_broken`: a training that continues from job to job, or from run to run, has ended early and nothing
-is queued behind it.
+"""`chain_broken`: a training that continues from job to job, or from run to run, ended early, and nothing is queued.
 
-Only what was seen to be a chain is one: an earlier job that this one waited for and continued, or an
-earlier run of this job. A job that ran once ends for its own reasons, and what a person cancels ends on
-purpose. A successor that is submitted by the end of the job before gets `grace` to appear.
+Only what was seen to be a chain is one: an earlier job that this one waited for and continued, or an earlier run of it.
 
 Fires: a job that continued an earlier job or run ended early, and nothing is queued behind it for 2 min.
 Names: no rank or node: the job, its state, its last step.
-Note: a job that a person cancels ends on purpose.
 """
 
 from __future__ import annotations
@@ -53,7 +49,7 @@ def _went_on(ended: EndedJob) -> bool:
 
 def _chain_finding(ended: EndedJob, now: float, kills: Kills) -> Finding:
     job, age_s = ended.job, max(0.0, now - ended.ended_at)
-    finding = replace(SPEC.about(f"chain:{job.job_id}", "", job.job_id), duration_s=age_s)
+    finding = replace(SPEC.about(f"chain:{job.job_id}", job.job_id), duration_s=age_s)
     if ended.succeeded_by:
         return finding.ok(f"job {ended.succeeded_by[0]} continues job {job.job_id}")
     if job.state not in BROKE:
@@ -62,7 +58,7 @@ def _chain_finding(ended: EndedJob, now: float, kills: Kills) -> Finding:
     if step is not None and total is not None and step >= total:
         return finding.ok(f"job {job.job_id} has made its last step")
     if age_s < GRACE_S:
-        return finding.unknown(f"job {job.job_id} ended {age_s:.0f} s ago; what comes after it may be on its way")
+        return finding
     at = f" at step {step}" + (f" of {total}" if total is not None else "") if step is not None else ""
     evidence = (
         f"it went on from job {', '.join(ended.preceded_by[-3:])}"
@@ -76,11 +72,7 @@ def _chain_finding(ended: EndedJob, now: float, kills: Kills) -> Finding:
     return finding.bad(
         f"The chain of job {job.job_id}{name} is broken: it ended {job.state}{at} ({why}) "
         f"{age_s:.0f} s ago, and nothing is queued behind it.",
-        facts=(
-            evidence,
-            *(work_lost(ended.run) if ended.run is not None else ()),
-            "submit the next job of the chain",
-        ),
+        facts=(evidence, *(work_lost(run) if run is not None else ()), "submit the next job of the chain"),
     )
 
 

@@ -1,15 +1,13 @@
-"""`checkpoint_overdue`: the job makes steps, and has not saved for much longer than it used to. What it has
-done since would be lost.
+"""`checkpoint_overdue`: the job makes steps, and has not saved for much longer than it used to.
 
 Fires: steps continue, and nothing was saved for 3 × the usual time between checkpoints, at least 30 min.
 Names: no rank or node.
-Note: only for a job that has saved twice.
 """
 
 from __future__ import annotations
 
 from slurm_watchdog.base.averages import median
-from slurm_watchdog.detect.spec import DetectorSpec, Subject
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, each_job
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
@@ -19,39 +17,34 @@ LONGEST = 2.0
 """Of the longest recent interval: a job that saves irregularly, or slows down while its batch grows, is given more."""
 
 
-def detect(view: ClusterView) -> list[Finding]:
+@each_job
+def detect(view: ClusterView, job: JobView) -> Finding | None:
     """One finding for each running job that has saved twice in this run, or more often: the others have no rhythm."""
-    return [_job_finding(job) for job in view.jobs if job.checkpoint is not None and job.checkpoint_intervals_s]
-
-
-def _job_finding(job: JobView) -> Finding:
     job_id, checkpoint, progress = job.job.job_id, job.checkpoint, job.progress
-    assert checkpoint is not None
+    if checkpoint is None or not job.checkpoint_intervals_s:
+        return None
     finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or job.silent_nodes or progress is None or progress.last_increase_age_s is None:
-        return finding.unknown(f"job {job_id} is {job.job.state}, or not everything of it is known")
+        return finding
     if any(each.error for each in job.checkpoints_on_disk):
-        return finding.unknown(f"the checkpoints of job {job_id} cannot be looked at")
+        return finding
     usual_s = median(job.checkpoint_intervals_s)
     limit_s = max(FACTOR * usual_s, LONGEST * max(job.checkpoint_intervals_s), FLOOR_S)
     newer = any(each.step is not None and each.step > checkpoint.step for each in job.checkpoints_on_disk)
     age_s = min(checkpoint.age_s, job.run_age_s)
     if checkpoint.age_s < limit_s:
         return finding.ok(f"job {job_id} saves as it used to")
-    if age_s < limit_s or job.is_writing:
-        return finding.unknown(f"job {job_id} is saving, or has just been found again")
-    if newer:
-        return finding.unknown(f"there is a checkpoint of job {job_id} that its log did not announce")
+    if age_s < limit_s or job.is_writing or newer:
+        return finding
     if not progress.step_known or progress.step <= checkpoint.step or progress.last_increase_age_s > usual_s:
-        return finding.unknown(f"job {job_id} makes no steps that could be saved")
+        return finding
+    before = (
+        f"{len(job.checkpoint_intervals_s) + 1} checkpoints before, at most {max(job.checkpoint_intervals_s):.0f} s"
+    )
     return finding.bad(
-        f"Job {job_id} has not completed a checkpoint for {age_s:.0f} s, since step "
-        f"{checkpoint.step}; it used to save every "
-        f"{usual_s:.0f} s and is at step {progress.step} now. A crash would lose all of that.",
-        facts=(
-            f"{len(job.checkpoint_intervals_s) + 1} checkpoints before, at most "
-            f"{max(job.checkpoint_intervals_s):.0f} s apart",
-        ),
+        f"Job {job_id} has not completed a checkpoint for {age_s:.0f} s, since step {checkpoint.step}; it used to save "
+        f"every {usual_s:.0f} s and is at step {progress.step} now. A crash would lose all of that.",
+        facts=(f"{before} apart",),
         duration_s=max(0.0, age_s - limit_s),
     )
 

@@ -1,8 +1,4 @@
-"""`collective_hang`: every rank is alive and the training loop makes no step. Stacks show which rank keeps the
-others waiting.
-
-Where there are none (a trace, an agent without py-spy), GPUs that spin, or that are busy while few others idle, show
-that they wait. A rank that computes may be right; one that loops over a few lines: see `analysis/spinning_ranks.py`.
+"""`collective_hang`: every rank is alive, the loop makes no step, and stacks show which rank keeps the others waiting.
 
 Fires: every rank is alive and no step was made for longer than the job's own limit: 3 × its slowest recent step, at
 least 60 s; 30 min in an evaluation or a checkpoint that may be at work, 5 min where nothing is at work
@@ -16,8 +12,6 @@ Acts: restarts the job if its stacks do not move, none of its processes is block
 grows; after a second look if the hang was proven before the limit; never a rank at a debugger's prompt. If all ranks
 are in one collective: after 2 min if each is known to do nothing else and no link is down, else
 after 30 min (`busy_limit`). Without stacks: by GPUs that spin beside few that idle, after `busy_limit`.
-Note: a rank that computes while the others wait gets `busy_limit`. One that loops over a few lines of Python without
-end is reported after 5 min (the first rank of its node after 15), and never acted on sooner.
 """
 
 from __future__ import annotations
@@ -28,7 +22,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.hang_proof import early_stacks, nothing_at_work, proof_of_hang, who_never_joins
-from slurm_watchdog.analysis.job_state import has_ended, why_unseen
+from slurm_watchdog.analysis.job_state import has_ended, is_unseen
 from slurm_watchdog.analysis.lateness import late_after_s
 from slurm_watchdog.analysis.limit_by_stacks import (
     acted_on_after_s,
@@ -49,7 +43,7 @@ from slurm_watchdog.analysis.progress_limit import (
 )
 from slurm_watchdog.analysis.rank_activity import loop_state
 from slurm_watchdog.analysis.spinning_ranks import GOES_ROUND_EVERY, spinning
-from slurm_watchdog.analysis.stepless_runs import objection_to_hang, stacks_wanted
+from slurm_watchdog.analysis.stepless_runs import may_be_right, stacks_wanted
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
 from slurm_watchdog.diagnose.everybody_waits import LOOK_EVERY_S, all_wait, with_everybody
 from slurm_watchdog.diagnose.hang_cause import with_kill, with_logged_cause
@@ -86,29 +80,16 @@ def detect(view: ClusterView, settings: CollectiveHang) -> list[Finding]:
     """One finding for each running job."""
     found = [(job, hang_finding(job, view.now, settings)) for job in view.jobs]
     kills = memory_kills(view) if any(each.truth is Truth.BAD for _, each in found) else {}
-    return [
-        _not_under_a_debugger(
-            with_other_sources(
-                job,
-                _with_cause(job, each, kills, view.now, settings),
-                view.nodes,
-                with_a_step(job, settings.busy_limit),
-            )
-        )
-        for job, each in found
-    ]
+    return [_completed(view, job, each, kills, settings) for job, each in found]
 
 
-def _with_cause(job: JobView, found: Finding, kills: Kills, now: float, settings: CollectiveHang) -> Finding:
-    if found.truth is not Truth.BAD:
-        return found
-    window_s = error_window_s(job, loop_clock(job, now, settings), settings)
-    return with_kill(job, found, kills, now) or with_logged_cause(job, found, now, window_s)
-
-
-def _not_under_a_debugger(found: Finding) -> Finding:
-    """A prompt is there because someone has a terminal at it (without one pdb ends the program), and a restart would
-    come to the same breakpoint again: it is reported, as a rank that a debugger holds is."""
+def _completed(view: ClusterView, job: JobView, found: Finding, kills: Kills, settings: CollectiveHang) -> Finding:
+    """The finding with what else is known of its cause. At a debugger's prompt someone has a terminal, and a restart
+    would come to the same breakpoint again: it is only reported, as a rank that a debugger holds is."""
+    if found.truth is Truth.BAD:
+        window_s = error_window_s(job, loop_clock(job, view.now, settings), settings)
+        found = with_kill(job, found, kills, view.now) or with_logged_cause(job, found, view.now, window_s)
+    found = with_other_sources(job, found, view.nodes, with_a_step(job, settings.busy_limit))
     if not found.actionable or not any(each.reason.startswith(Place.DEBUGGER) for each in found.culprits):
         return found
     return replace(found, actionable=False, facts=(*found.facts, "a debugger waits for a person: nothing is restarted"))
@@ -116,14 +97,12 @@ def _not_under_a_debugger(found: Finding) -> Finding:
 
 def hang_finding(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     """What is to be said about one job."""
+    finding = SPEC.about_job(job.job.job_id)
+    if is_unseen(job) or job.gone_ranks or has_ended(job):
+        return finding
     clock = loop_clock(job, now, settings)
     limit, age_s = clock.limit, clock.age_s
-    known_limit = limit_of_known_evaluation(job, limit, settings)
-    soonest = limit_of_idle_phase(job, known_limit, settings)
-    finding = SPEC.about_job(job.job.job_id)
-    unjudged = _why_unjudged(job)
-    if unjudged:
-        return finding.unknown(unjudged)
+    soonest = limit_of_idle_phase(job, limit_of_known_evaluation(job, limit, settings), settings)
     wanted = stacks_wanted(job, replace(clock, limit=soonest), settings)
     finding = replace(finding, wanted=wanted, duration_s=age_s)
     absent = not_joined(job, finding, settings.stepless_limit)
@@ -137,7 +116,7 @@ def hang_finding(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     if age_s < limit.seconds and makes_steps(job, settings) and not wants_stacks(job, soonest, age_s):
         return finding.ok(f"job {job.job.job_id} makes progress")
     if age_s < limit.seconds and not wanted:
-        return finding.unknown(f"no new step of job {job.job.job_id} has been seen yet")
+        return finding
     return _by_stacks(job, now, finding, clock, settings)
 
 
@@ -151,14 +130,13 @@ def _by_stacks(job: JobView, now: float, finding: Finding, clock: LoopClock, set
     limit = idle_limit if idle else limit
     shortened = limit.seconds < clock.limit.seconds
     if age_s < limit.seconds:
-        return finding.unknown(f"{clock.words}, limit {limit.seconds:.0f} s ({limit.reason})")
+        return finding
     busy_limit_s = max(with_a_step(job, settings.busy_limit), limit.seconds)
     if not voted.groups:
         return finding_by_gpus(job, finding, clock, loop_state(job, now, limit.seconds), busy_limit_s)
-    if voted.checkpointing and has_just_grown(job):
-        return finding.unknown(f"{clock.words}; the files of a checkpoint grow")
-    if _may_be_saving(job, voted, age_s) and age_s < with_a_step(job, settings.checkpoint_floor):
-        return finding.unknown(f"{clock.words}; files of a checkpoint have grown since")
+    saving = _may_be_saving(job, voted, age_s) and age_s < with_a_step(job, settings.checkpoint_floor)
+    if saving or (voted.checkpointing and has_just_grown(job)):
+        return finding
     unanswered = nobody_answers(job, voted) or (idle and voted.checkpointing)
     limit = limit_by_stacks(job, voted, limit, settings, unanswered=unanswered)
     everybody = all_wait(job, voted) and not clock.unread
@@ -166,18 +144,14 @@ def _by_stacks(job: JobView, now: float, finding: Finding, clock: LoopClock, set
     round_and_round = spinning(job, voted, now, limit.seconds, settings.busy_limit)
     if round_and_round:
         return spinning_finding(job, finding, limit, voted, round_and_round, busy_limit_s)
+    if age_s < limit.seconds:
+        return finding
     seen = loop_state(job, now, limit.seconds)
     alone = standing_alone(job, voted, seen, error_window_s(job, clock, settings))
     clock = replace(clock, limit=limit)
-    objection = objection_to_hang(
-        job,
-        clock,
-        alone or (*voted.outside, *voted.undumped),
-        now,
-        ended=any(each.reason.startswith(Place.TEARDOWN) for each in alone),
-    )
-    if objection and age_s >= limit.seconds:
-        return finding.unknown(f"{clock.words}, and {objection}")
+    ended = any(each.reason.startswith(Place.TEARDOWN) for each in alone)
+    if may_be_right(job, clock, alone or (*voted.outside, *voted.undumped), now, ended=ended):
+        return finding
     found = finding_beyond_limit(job, finding, clock, voted, max(busy_limit_s, limit.seconds), alone)
     if everybody and found.truth is Truth.BAD:
         patient_s = max(with_a_step(job, settings.everybody_limit), limit.seconds)
@@ -218,17 +192,7 @@ def _before_the_limit(job: JobView, finding: Finding, clock: LoopClock, settings
     finding = replace(finding, wanted=(*finding.wanted, *([request] if request is not None else ())))
     if proof is not None:
         return proven_finding(job, finding, proof)
-    # What is only late is no suspicion that could hold anything else back.
-    return replace(finding, duration_s=0.0).unknown(f"{clock.words}; late after {late_s:.1f} s by its own measure")
-
-
-def _why_unjudged(job: JobView) -> str:
-    """Why nothing can be said of this job, whatever its clock shows; empty: it can."""
-    if why := why_unseen(job):
-        return why
-    if job.gone_ranks:
-        return f"a rank of job {job.job.job_id} has exited"
-    return f"job {job.job.job_id} has made its last step" if has_ended(job) else ""
+    return replace(finding, duration_s=0.0)  # what is only late is no suspicion that could hold anything back
 
 
 SPEC = DetectorSpec(

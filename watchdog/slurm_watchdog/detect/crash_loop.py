@@ -1,9 +1,8 @@
 """`crash_loop`: a job restarts again and again and dies each time before its first new step.
 
-A run counts as died if it was short, was not ended from outside (preemption, a requeue, a person), and it
-got no further than the runs before it. What could not be read is not evidence, unless the run was over
-before anybody could look, and another run's log shows the cause. All of the last `runs` must have died; a
-job that makes a new step has left the loop.
+A run counts as died if it was short, was not ended from outside (preemption, a requeue, a person), and it got no
+further than the runs before it. What could not be read is not evidence, unless the run was over before anybody could
+look, and another run's log shows the cause.
 
 Fires: three runs one after the other died before their first new step, each within 30 min.
 Names: the cause that they have in common, if there is one.
@@ -24,7 +23,7 @@ from slurm_watchdog.diagnose.logs.root_cause import Cause, culprit_of, find_caus
 from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 from slurm_watchdog.model.past_runs import PastRun
 from slurm_watchdog.model.slurm_states import WAITING
 
@@ -48,7 +47,7 @@ def detect(view: ClusterView) -> list[Finding]:
 
 def _job_finding(job: JobView, past: Sequence[PastRun], now: float) -> Finding:
     job_id = job.job.job_id
-    finding = SPEC.about(f"loop:{job_id}", "", job_id)
+    finding = SPEC.about(f"loop:{job_id}", job_id)
     if job.progress is not None and job.job.state == "RUNNING":
         highest = _highest(past)
         # After a restart the steps since the checkpoint are made again: only one that was never made is new.
@@ -59,7 +58,7 @@ def _job_finding(job: JobView, past: Sequence[PastRun], now: float) -> Finding:
         return finding.ok(f"job {job_id} is held: it does not start before `scontrol release {job_id}`")
     past = _by_themselves(past)
     if len(past) < RUNS:
-        return finding.unknown(f"{len(past)} earlier runs of job {job_id} are known")
+        return finding
     recent = past[-RUNS:]
     # With all of its errors, those before its last step, too: it made no new one.
     causes = [find_cause(replace(run, rose_at=None)) for run in recent]
@@ -67,11 +66,9 @@ def _job_finding(job: JobView, past: Sequence[PastRun], now: float) -> Finding:
         before = past[: len(past) - len(recent) + place]
         objection = _objection(run, cause, before)
         if objection is not None:
-            unread = not _was_read(run)
-            return replace(finding, truth=Truth.UNKNOWN if unread else Truth.OK, summary=objection)
+            return finding.ok(objection) if _was_read(run) else finding
     if not any(causes) and not all(_was_read(run) for run in recent):
-        why = "its logs could not be read, so the cause is unknown"
-        return finding.unknown(f"job {job_id} restarts again and again; {why}")
+        return finding
     return _bad_finding(finding, job, recent, causes, now)
 
 
@@ -132,16 +129,13 @@ def _bad_finding(
     where = f" Each run failed on {node}, and {contrast}: leave that node out." if node else ""
     at = _highest(runs)
     step = "before its first step" if at is None else f"at step {at} at the latest"
+    lasted_s = max(0.0, now - runs[0].began_at)
     return finding.bad(
-        f"Job {job.job.job_id} restarts and dies again and again: {len(runs)} runs in "
-        f"{now - runs[0].began_at:.0f} s ended "
-        f"{step}; {why}.{where} Hold it until a person has looked.",
+        f"Job {job.job.job_id} restarts and dies again and again: {len(runs)} runs in {lasted_s:.0f} s ended {step}; "
+        f"{why}.{where} Hold it until a person has looked.",
         culprits=culprits[-1:],
-        facts=(
-            *(_line(run, cause) for run, cause in zip(runs, causes, strict=True)),
-            f"scontrol hold {job.job.job_id}",
-        ),
-        duration_s=max(0.0, now - runs[0].began_at),
+        facts=(*map(_line, runs, causes), f"scontrol hold {job.job.job_id}"),
+        duration_s=lasted_s,
         actionable=True,
     )
 

@@ -1,14 +1,7 @@
-"""`dead_rank`: a rank has just exited while most of its peers are alive. Reported within seconds;
-`lingering_job` follows if the job stays.
+"""`dead_rank`: a rank has just exited while most of its peers are alive; `lingering_job` follows if the job stays.
 
-The end of a job looks alike for a moment: its ranks exit one after the other. So it is reported only while
-the gone are few, before the last step, and if no step was made since. Nodes report one after the other: a
-rank that was not seen GONE_FOR_S after the death was seen may have exited with it (Slurm ends a job on all
-nodes at once; ranks need a moment each to exit), and does not count as alive.
-
-Where nothing shows that there were steps left to make (the log knows no total, no error was logged, and no
-GPU is seen to spin), a training that is over looks the same for as long as its ranks take to exit, and on a
-busy machine they take long.
+The end of a job looks alike for a moment, since its ranks exit one after the other and nodes report one after the
+other: a rank that was not seen GONE_FOR_S after the death was seen does not count as alive.
 
 Fires: a rank has been gone for 3 s, most others have been seen alive since, and no step was made since. Where nothing
 shows that there were steps left to make, after a minute.
@@ -18,9 +11,18 @@ so first, or that failed first by the log.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from slurm_watchdog.analysis.held_processes import not_ended
-from slurm_watchdog.analysis.job_state import dead_for_s, had_steps_to_make, has_stepped_since, last_words
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
+from slurm_watchdog.analysis.job_state import (
+    dead_for_s,
+    had_steps_to_make,
+    has_stepped_since,
+    is_unseen,
+    last_words,
+    made_last_step,
+)
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, each_job
 from slurm_watchdog.diagnose.logs.own_words import facts_of_ends
 from slurm_watchdog.diagnose.logs.root_cause import failed_first, how_they_ended, last_error_before_end
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, RankGpu
@@ -35,65 +37,49 @@ UNSURE_S = 60.0
 GONE_FOR_S = 3.0  # Since the first report without it: the ends of a job that ends by itself are seen over some seconds.
 
 
-def detect(view: ClusterView) -> list[Finding]:
+@each_job
+def detect(view: ClusterView, job: JobView) -> Finding:
     """One finding for each running job."""
-    return [_job_finding(job, view.now) for job in view.jobs]
-
-
-def _job_finding(job: JobView, now: float) -> Finding:
-    job_id, ranks, progress = job.job.job_id, job.ranks, job.progress
-    finding = SPEC.about_job(job_id)
-    if job.job.state != "RUNNING" or not ranks or job.silent_nodes:
-        return finding.unknown(f"job {job_id} is {job.job.state}, {len(job.silent_nodes)} nodes are silent")
-    if job.touched_age_s is not None:
-        return finding.unknown(f"slurm-watchdog is ending job {job_id} since {job.touched_age_s:.0f} s")
-    dead = job.gone_ranks
-    if not dead and not job.every_rank_known:
-        return finding.unknown(f"not every rank of job {job_id} has been seen")
+    job_id, ranks, progress, now = job.job.job_id, job.ranks, job.progress, view.now
+    finding, dead = SPEC.about_job(job_id), job.gone_ranks
+    if is_unseen(job) or job.touched_age_s is not None or (not dead and not job.every_rank_known):
+        return finding
     if not dead:
         return finding.ok(f"no rank of job {job_id} is missing")
-    if _are_many(len(dead), len(ranks)):
-        return finding.unknown(f"{len(dead)} of {len(ranks)} ranks of job {job_id} have exited: it is ending")
-    if progress is None or (progress.total_steps is not None and progress.step >= progress.total_steps):
-        return finding.unknown(f"job {job_id} has not begun, or has made its last step")
+    if _are_many(len(dead), len(ranks)) or progress is None or made_last_step(job):
+        return finding
     known = failed_first(job, dead, now)
     first = known or max(dead, key=dead_for_s)
     age_s = dead_for_s(first)
     if has_stepped_since(job, age_s):
         return finding.ok(f"job {job_id} makes steps without rank {first.process.rank}")
     unseen = sum(1 for rank in ranks if rank.alive and rank.seen_age_s > age_s - GONE_FOR_S)
-    if _are_many(len(dead) + unseen, len(ranks)):
-        waits = (
-            f"{unseen} of {len(ranks)} ranks of job {job_id} were not seen for {GONE_FOR_S:.0f} s "
-            f"since rank {first.process.rank} ended"
-        )
-        return finding.unknown(waits)
-    if _survivors_rest(job):
-        return finding.unknown(
-            f"rank {first.process.rank} of job {job_id} has exited, and no rank waits for it: it is ending"
-        )
+    if _are_many(len(dead) + unseen, len(ranks)) or _survivors_rest(job):
+        return finding
     if age_s < GONE_FOR_S or (age_s < UNSURE_S and not _was_not_over(job, first)):
-        return finding.unknown(f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
+        return finding
     named = (first,) if known else dead
-    culprits = tuple(r.culprit(f"ended {dead_for_s(r):.0f} s ago") for r in named)
-    kept = {each.process.rank: words for each in dead if (words := not_ended(each))}
     how = how_they_ended(job, [r.process.rank for r in named], now)
     followed = f", {len(dead) - 1} followed" if known and len(dead) > 1 else ""
-    error = last_error_before_end(job, first, now)
     return finding.bad(
         f"Rank {first.process.rank} of job {job_id} on {first.node} (pid {first.process.pid}) "
-        f"{'and ' + str(len(dead) - 1) + ' more ' if len(named) > 1 else ''}{how} {age_s:.0f} s ago"
-        f"{followed}, after {progress.place}; "
-        f"{len(ranks) - len(dead)} of {len(ranks)} are left.{f' It logged before: {error}.' if error else ''}"
-        f"{''.join(f' Of rank {rank}: {words}.' for rank, words in list(kept.items())[:1])}",
-        culprits=culprits,
+        f"{f'and {len(dead) - 1} more ' if len(named) > 1 else ''}{how} {age_s:.0f} s ago{followed}, after "
+        f"{progress.place}; {len(ranks) - len(dead)} of {len(ranks)} are left.{last_sentences(job, first, dead, now)}",
+        culprits=tuple(r.culprit(f"ended {dead_for_s(r):.0f} s ago") for r in named),
         facts=(
             *facts_of_ends(job, dead),
-            *(f"rank {rank}: {words}" for rank, words in list(kept.items())[:8]),
+            *[f"rank {each.process.rank}: {words}" for each in dead if (words := not_ended(each))][:8],
             *last_words(job, first),
         ),
         duration_s=age_s,
     )
+
+
+def last_sentences(job: JobView, first: ProcessView, dead: Iterable[ProcessView], now: float) -> str:
+    """What the first one logged before it ended, and why a process of them is still there."""
+    error = last_error_before_end(job, first, now)
+    still = (f" Of rank {each.process.rank}: {words}." for each in dead if (words := not_ended(each)))
+    return (f" It logged before: {error}." if error else "") + next(still, "")
 
 
 def _are_many(gone: int, ranks: int) -> bool:
@@ -102,9 +88,7 @@ def _are_many(gone: int, ranks: int) -> bool:
 
 def _was_not_over(job: JobView, first: ProcessView) -> bool:
     """Whether anything tells that the training had not come to its end when this rank left."""
-    if had_steps_to_make(job):
-        return True
-    if any(error.age_s <= dead_for_s(first) + job.read_later_s for error in job.errors):
+    if had_steps_to_make(job) or any(error.age_s <= dead_for_s(first) + job.read_later_s for error in job.errors):
         return True
     living, seats = _seats_of_survivors(job)
     busy = {each.rank for each in seats if each.view.busy_since is not None}

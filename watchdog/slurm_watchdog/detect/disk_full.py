@@ -1,9 +1,7 @@
-"""`disk_full`: a filesystem has no space left, or a user's quota is used up. Reports where, and which node or
-job noticed it.
+"""`disk_full`: a filesystem has no space left, or a user's quota is used up: where, and which node or job noticed it.
 
-Three witnesses: a probe of the mount, the kernel of a node, and a job's log. A log line names a file at
-best; its mount is looked up among those that agents probe. A log line alone counts for 10 min; a probe
-that can write again clears it.
+Three witnesses: a probe of the mount, the kernel of a node, and a job's log. A log line names a file at best; its mount
+is looked up among those that agents probe. A probe that can write again clears it.
 
 Fires: a probe, a kernel line or a log line says that no space is left, or that a quota is used up.
 Names: the mount, and who noticed.
@@ -12,6 +10,7 @@ Names: the mount, and who noticed.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from slurm_watchdog.base.shortened import shortened
@@ -34,23 +33,7 @@ SAME_LOOK_S = 0.1
 NEXT_STEP_S = 1.0
 """Until an interval of reports has passed, and so much more, and for two steps, a job that trains on all the same shows
 it."""
-NETWORK_TYPES = (
-    "nfs",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "ceph",
-    "weka",
-    "fuse",
-    "cifs",
-    "smb",
-    "glusterfs",
-    "afs",
-    "panfs",
-    "9p",
-    "gfs2",
-    "ocfs2",
-)
+NETWORK = re.compile("nfs|lustre|gpfs|beegfs|ceph|weka|fuse|cifs|smb|glusterfs|afs|panfs|9p|gfs2|ocfs2")
 """Beginnings of the types of filesystems that are the same one on every node (filesystems(5) and the vendors'
 names)."""
 _FILE = re.compile(r"""['"](?P<path>/[^'"]{1,400})['"]|(?:^|[\s(\[=:])(?P<bare>/[\w.+@%,~/-]{1,400})""")
@@ -89,15 +72,13 @@ def detect(view: ClusterView, settings: DiskFull) -> list[Finding]:
     lately, and an OK for each that a probe can write to."""
     places: dict[str, _FullDisk] = {}
     silent = set(view.silent_nodes)
-    nodes = [node for node in view.nodes if node.events or node.mounts] if _is_mentioned(view) else ()
+    nodes = [node for node in view.nodes if node.name not in silent] if _is_mentioned(view) else ()
     for node in nodes:
-        if node.name not in silent:
-            _from_probes(view, node, places)
+        _from_probes(view, node, places)
     for node in nodes:
-        if node.name not in silent:
-            _from_kernel(view, node, places, settings.recent)
+        _from_kernel(view, node, places, settings.recent)
     for job in view.jobs:
-        if not job.silent_nodes and any(e.event.pattern in log_table().storage_full for e in job.errors):
+        if not job.silent_nodes and _says_full(e.event.pattern for e in job.errors):
             _from_log(view, job, running(job, view.now), places, settings.recent)
     for ended in view.ended:
         if ended.run is not None:
@@ -113,9 +94,13 @@ def _is_mentioned(view: ClusterView) -> bool:
         return True
     return (
         any(node.events or node.mounts for node in view.nodes if not node.quiet)
-        or any(e.event.pattern in log_table().storage_full for job in view.jobs for e in job.errors)
-        or any(e.pattern in log_table().storage_full for ended in view.ended if ended.run for e in ended.run.errors)
+        or _says_full(e.event.pattern for job in view.jobs for e in job.errors)
+        or _says_full(e.pattern for ended in view.ended if ended.run for e in ended.run.errors)
     )
+
+
+def _says_full(patterns: Iterable[str | None]) -> bool:
+    return any(each in log_table().storage_full for each in patterns)
 
 
 # ---------------------------------------------------------------------------------------- the witnesses
@@ -146,18 +131,15 @@ def _from_kernel(view: ClusterView, node: NodeView, places: dict[str, _FullDisk]
             continue
         probe = next((m.probe for m in node.mounts if _is_device(m.probe, event.device)), None)
         name = event.device or "a filesystem"
-        place = (
-            _place(places, node.name, probe)
-            if probe is not None
-            else places.setdefault(f"full:{node.name}/{name}", _FullDisk(name=name, where=f" of {node.name}"))
-        )
+        if probe is not None:
+            place = _place(places, node.name, probe)
+        else:
+            place = places.setdefault(f"full:{node.name}/{name}", _FullDisk(name=name, where=f" of {node.name}"))
         if age_s > recent_s or place.writable:
             continue
         place.evidence.append(f"the kernel of {node.name}, {age_s:.0f} s ago: {event.line}")
-        mount = probe.mount if probe is not None else event.mount
-        place.culprits.append(
-            Culprit(node=node.name, mount=mount, path=event.device, reason=shortened(event.line, 200))
-        )
+        mount, reason = event.mount if probe is None else probe.mount, shortened(event.line, 200)
+        place.culprits.append(Culprit(node=node.name, mount=mount, path=event.device, reason=reason))
         place.since = max(place.since, age_s)
 
 
@@ -170,8 +152,7 @@ def _from_log(view: ClusterView, job: JobView, run: PastRun, places: dict[str, _
     job_id = job.job.job_id
     last_increase_age_s = None if job.progress is None else job.progress.last_increase_age_s
     saved_age_s = float("inf") if job.checkpoint is None else job.checkpoint.age_s
-    said_so = any(error.pattern in log_table().storage_full for error in run.errors)
-    for evidence in attributed_errors(run) if said_so else ():
+    for evidence in attributed_errors(run) if _says_full(error.pattern for error in run.errors) else ():
         error = evidence.error
         if error.pattern not in log_table().storage_full:
             continue
@@ -237,7 +218,7 @@ def _mount_of(view: ClusterView, job: JobView, its_node: str | None, path: str |
 
 
 def _is_shared(probe: MountProbe) -> bool:
-    return (probe.fs_type or "").startswith(NETWORK_TYPES)
+    return NETWORK.match(probe.fs_type or "") is not None
 
 
 def _place(places: dict[str, _FullDisk], node: str, probe: MountProbe) -> _FullDisk:
@@ -250,7 +231,7 @@ def _place(places: dict[str, _FullDisk], node: str, probe: MountProbe) -> _FullD
 
 
 def _finding(view: ClusterView, key: str, place: _FullDisk) -> Finding:
-    finding = SPEC.about(key, "", *place.jobs)
+    finding = SPEC.about(key, *place.jobs)
     if not place.evidence:
         return finding.ok(f"{place.name}{place.where} can be written to")
     culprits: dict[tuple[object, ...], Culprit] = {}

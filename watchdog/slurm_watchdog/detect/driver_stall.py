@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.job_state import has_ended
-from slurm_watchdog.analysis.lateness import is_late, is_unheard_of, late_after_s
+from slurm_watchdog.analysis.lateness import is_overdue, is_unheard_of, late_after_s
 from slurm_watchdog.analysis.progress_limit import saves_now
-from slurm_watchdog.detect.spec import DetectorSpec, Subject
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, each_job
 from slurm_watchdog.diagnose.culprit_words import and_more, describe
 from slurm_watchdog.knowledge.drivers import Driver, driver_of
 from slurm_watchdog.knowledge.remediation_hints import Hint
@@ -38,11 +38,6 @@ BLOCKED_FOR_S = 60.0  # In the same call before it is reported.
 UNSURE_FOR_S = 300.0  # In the same call before it is acted on, where no step is known to be overdue.
 
 
-def detect(view: ClusterView) -> list[Finding]:
-    """One finding for each running job."""
-    return [_finding(view, job) for job in view.jobs]
-
-
 def _sleeping(job: JobView) -> Iterable[tuple[ProcessView, Blocked]]:
     for each in job.processes:
         blocked = each.process.blocked
@@ -52,40 +47,40 @@ def _sleeping(job: JobView) -> Iterable[tuple[ProcessView, Blocked]]:
             yield each, blocked
 
 
-def _finding(view: ClusterView, job: JobView) -> Finding:
+@each_job
+def detect(view: ClusterView, job: JobView) -> Finding:
+    """One finding for each running job."""
     job_id = job.job.job_id
     finding = SPEC.about_job(job_id)
     if job.silent_nodes:
-        return finding.unknown(f"no report from {', '.join(job.silent_nodes)}")
+        return finding
     sleeping = list(_sleeping(job))
     stuck = [(p, b, d) for p, b in sleeping if (d := driver_of(b.path, b.wchan)) is not None]
     stuck.sort(key=lambda each: (each[0].process.role is not Role.RANK, -each[1].seconds, each[0].process.pid))
     long = [each for each in stuck if each[1].seconds >= BLOCKED_FOR_S]
     if not long:
-        if sleeping:
-            return finding.unknown(f"a process of job {job_id} is in state D, not for long, or it is not known in what")
-        if not job.ranks or not job.every_rank_known or job.unlisted:
-            return finding.unknown(f"not every process of job {job_id} has been seen")
+        if sleeping or not job.ranks or not job.every_rank_known or job.unlisted:
+            return finding
         return finding.ok(f"no process of job {job_id} sleeps in a driver")
     process, blocked, driver = long[0]
     rose_s = None if job.progress is None else job.progress.last_increase_age_s
     longest_s = max(each[1].seconds for each in long)
-    if rose_s is not None and rose_s + STEP_SLACK_S < longest_s:
-        return finding.unknown(f"job {job_id} makes steps, and {_what(blocked, driver)}")
-    if rose_s is None and process.process.role is not Role.RANK:
-        return finding.unknown(f"no rank of job {job_id} sleeps in a driver, and its steps are not known")
-    over, overdue = has_ended(job), _is_overdue(job)
-    patient = longest_s < UNSURE_FOR_S or _is_usual(job) or saves_now(job)
+    # A job that makes steps does not wait for it; where steps are not known, only a rank shows that it does.
+    if process.process.role is not Role.RANK if rose_s is None else rose_s + STEP_SLACK_S < longest_s:
+        return finding
+    over, saves = has_ended(job), saves_now(job)
+    overdue = is_overdue(job) and not saves
+    patient = longest_s < UNSURE_FOR_S or _is_usual(job) or saves
     if rose_s is not None and not over and not overdue and patient:
-        return finding.unknown(f"no step of job {job_id} is known to be overdue, and {_what(blocked, driver)}")
-    sure = not over and (overdue or (longest_s >= UNSURE_FOR_S and not saves_now(job)))
-    culprits = tuple(_culprit(view, job, *each) for each in long)
+        return finding
+    sure = not over and (overdue or (longest_s >= UNSURE_FOR_S and not saves))
+    culprits = tuple(_culprit(view, *each) for each in long)
     nodes = tuple(sorted({each.node for each in culprits if each.node}))
-    few = len(nodes) <= MOST_NODES
+    few, who = len(nodes) <= MOST_NODES, describe(culprits[0])
     where = f"; {len(nodes)} nodes have it at once" if not few else ""
     return finding.bad(
-        f"{_upper(describe(culprits[0]))} of job {job_id}{and_more(len(culprits))} {_what(blocked, driver)}: no signal "
-        f"ends it{where}.",
+        f"{who[0].upper()}{who[1:]} of job {job_id}{and_more(len(culprits))} {_what(blocked, driver)}: no signal ends "
+        f"it{where}.",
         culprits=culprits[:NAMED],
         facts=(
             *(f"{describe(c)} {c.reason}" for c in culprits[:8]),
@@ -100,20 +95,10 @@ def _finding(view: ClusterView, job: JobView) -> Finding:
     )
 
 
-def _is_overdue(job: JobView) -> bool:
-    """Whether the training is known to wait for a step for longer than ever, and for nothing else that it does."""
-    progress = job.progress
-    return progress is not None and is_late(job) and is_unheard_of(progress) and not saves_now(job)
-
-
 def _is_usual(job: JobView) -> bool:
     """Whether the run is known to take so long for a step."""
     progress, late_s = job.progress, late_after_s(job.progress)
     return progress is not None and late_s is not None and (progress.age_s < late_s or not is_unheard_of(progress))
-
-
-def _upper(text: str) -> str:
-    return text[0].upper() + text[1:]
 
 
 def _what(blocked: Blocked, driver: Driver) -> str:
@@ -123,13 +108,12 @@ def _what(blocked: Blocked, driver: Driver) -> str:
     return f"has been in state D in {driver.name} ({call}{on}{wchan}) for {blocked.seconds:.0f} s"
 
 
-def _culprit(view: ClusterView, job: JobView, process: ProcessView, blocked: Blocked, driver: Driver) -> Culprit:
-    named = process.culprit(_what(blocked, driver))
+def _culprit(view: ClusterView, process: ProcessView, blocked: Blocked, driver: Driver) -> Culprit:
     minor = (blocked.path or "").removeprefix("/dev/nvidia")
     gpus = [gpu.gpu for node in view.nodes if node.name == process.node for gpu in node.gpus] if minor.isdigit() else ()
     uuid = next((gpu.uuid for gpu in gpus if gpu.minor is not None and str(gpu.minor) == minor), None)
-    worker = process.process.role is Role.WORKER
-    return replace(named, gpu_uuid=uuid or None, path=blocked.path, is_worker=worker)
+    named = process.culprit(_what(blocked, driver))
+    return replace(named, gpu_uuid=uuid or None, path=blocked.path, is_worker=process.process.role is Role.WORKER)
 
 
 def _kernels_words(view: ClusterView, long: Iterable[tuple[ProcessView, Blocked, Driver]]) -> tuple[str, ...]:

@@ -1,5 +1,4 @@
-"""`ends_soon`: maintenance begins on a node of the job, or its own time limit is over, before its work is done. What it
-has made since its last checkpoint would be lost.
+"""`ends_soon`: maintenance begins on a node of the job, or its own time limit is over, before its work is done.
 
 Fires: a reservation with the flag MAINT takes a node of the job within an hour (`maintenance`), or the end of its
 time limit is nearer than `time_limit`, where that is set; and at its pace the job is not finished before.
@@ -14,12 +13,11 @@ import math
 from dataclasses import dataclass
 
 from slurm_watchdog.base.text import duration
-from slurm_watchdog.detect.spec import DetectorSpec, Subject
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, each_job
 from slurm_watchdog.knowledge.limits import span_or_never
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
-from slurm_watchdog.model.slurm import Reservation
 
 SPARE = 1.2  # Work is counted as done in time only if it may take so much longer than at the present pace.
 
@@ -35,37 +33,28 @@ class EndsSoon:
     time_limit: float = span_or_never(0.0, "The job's own time limit is over so soon; 0s = never reported.")
 
 
-def detect(view: ClusterView, settings: EndsSoon) -> list[Finding]:
-    """One finding for each running job that something ends soon, or of which an incident is open."""
-    date = view.date
+@each_job
+def detect(view: ClusterView, job: JobView, settings: EndsSoon) -> Finding | None:
+    """One finding for each running job."""
+    job_id, slurm, date = job.job.job_id, job.job, view.date
     if date is None:
-        return []
-    taken = [
-        each
-        for each in view.reservations
-        if each.is_maintenance and "TIME_FLOAT" not in each.flags and 0 < each.start_at - date <= settings.maintenance
-    ]  # one that floats never begins; beside one that has begun the job may run on
-    found = (_finding(job, date, taken, settings) for job in view.jobs)
-    return [each for each in found if each.truth != "ok" or view.asked is None or each.subject in view.asked]
-
-
-def _finding(job: JobView, date: float, taken: list[Reservation], settings: EndsSoon) -> Finding:
-    job_id, slurm = job.job.job_id, job.job
-    finding = SPEC.about_job(job_id, f"job {job_id} ends by nothing that is known")
+        return None
+    finding = SPEC.about_job(job_id)
     if slurm.state != "RUNNING":
-        return finding.unknown(f"job {job_id} is {slurm.state}")
+        return finding
     limit_at = math.inf
     if slurm.time_limit_s is not None and slurm.start_at is not None:
         limit_at = slurm.start_at + slurm.time_limit_s
     ends = [
         (each.start_at, f"maintenance (reservation {each.name})", tuple(n for n in slurm.nodes if n in each.nodes))
-        for each in taken
+        for each in view.reservations
+        if each.is_maintenance and "TIME_FLOAT" not in each.flags and 0 < each.start_at - date <= settings.maintenance
         if each.start_at < limit_at and slurm.reservation != each.name and not set(slurm.nodes).isdisjoint(each.nodes)
-    ]
+    ]  # one that floats never begins; beside one that has begun the job may run on
     if slurm.time_limit_s is not None and limit_at - date <= settings.time_limit:
         ends.append((limit_at, f"its time limit of {duration(slurm.time_limit_s)}", ()))
     if not ends:
-        return finding.ok(finding.summary)
+        return finding.ok(f"job {job_id} ends by nothing that is known")
     ends_at, what, nodes = min(ends)
     left_s, needs_s = max(0.0, ends_at - date), _needs_s(job)
     if needs_s is not None and SPARE * needs_s < left_s:

@@ -1,4 +1,4 @@
-"""`filesystem_outage`: a filesystem does not answer on two nodes or more. No job is restarted for it.
+"""`filesystem_outage`: a filesystem does not answer on two nodes or more.
 
 Fires: as `filesystem_stall`, with two nodes or more that are blocked or get no answer.
 Names: the ranks that are blocked, and the mount.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.lateness import is_late, is_unheard_of
+from slurm_watchdog.analysis.lateness import is_overdue
 from slurm_watchdog.analysis.progress_limit import SAVED_LATELY_S, saves_now
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import describe
@@ -37,7 +37,7 @@ from slurm_watchdog.knowledge.checkpoint_layouts import names_checkpoint
 from slurm_watchdog.knowledge.limits import span
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, StackRequest, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, StackRequest
 from slurm_watchdog.model.observations import Role
 
 SCOPES: dict[str, tuple[Scope, ...]] = {
@@ -110,9 +110,12 @@ def blocked_limit_s(view: ClusterView, job: JobView, settings: FilesystemStall) 
 def _is_urgent(filesystem: FilesystemView, job: JobView) -> bool:
     """Whether a rank of the job is blocked, not in a flush, which is late by its own measure, saves nothing, and would
     be started again in its allocation."""
-    if not job.supervised or not _blocked_ranks(filesystem, job, EAGER_FROM_S) or not is_late(job):
-        return False
-    return job.progress is not None and is_unheard_of(job.progress) and not saves_now(job)
+    return (
+        job.supervised
+        and bool(_blocked_ranks(filesystem, job, EAGER_FROM_S))
+        and is_overdue(job)
+        and not saves_now(job)
+    )
 
 
 def _is_proven(filesystem: FilesystemView, job: JobView, limit_s: float) -> bool:
@@ -130,40 +133,31 @@ def _blocked_ranks(filesystem: FilesystemView, job: JobView, blocked_s: float) -
 
 def filesystem_finding(view: ClusterView, filesystem: FilesystemView, kind: str, blocked_for_s: float) -> Finding:
     """What is to be said about one filesystem under the name of `kind`."""
-    state = assess(filesystem, blocked_for_s)
+    state, mount = assess(filesystem, blocked_for_s), filesystem.mount
+    blocked_s, reporting = state.blocked_s, set(view.reporting_nodes)
     finding = Finding(
         kind=kind,
         subject=f"mount:{filesystem.key}",
-        truth=Truth.OK,
-        summary=f"{filesystem.mount} answers",
         job_ids=_jobs_concerned(view, filesystem),
-        duration_s=state.blocked_s,
-        mounts=(filesystem.mount,),
+        duration_s=blocked_s,
+        mounts=(mount,),
     )
-    reporting = set(view.reporting_nodes)
-    unheard = sorted({p.node for p in filesystem.blocked} - reporting)
-    if unheard:
-        return finding.unknown(f"no report from {', '.join(unheard)}, where {filesystem.mount} was in trouble")
-    silent = [node for node in filesystem.known_nodes if node not in reporting]
-    if state.blocked_s < blocked_for_s:
-        if state.unanswering or silent:
-            missing = ", ".join([*state.unanswering, *silent])
-            return finding.unknown(f"no answer yet from {missing} about {filesystem.mount}")
-        if state.blocked_s < PROBES_FROM_SHARE * blocked_for_s:
-            return finding
+    if not reporting.issuperset(p.node for p in filesystem.blocked):
+        return finding
+    if blocked_s < blocked_for_s and (state.unanswering or not reporting.issuperset(filesystem.known_nodes)):
+        return finding
+    if blocked_s < PROBES_FROM_SHARE * blocked_for_s:
+        return finding.ok(f"{mount} answers")
     finding = replace(finding, wanted=probes_wanted(view, filesystem))
-    if state.blocked_s < blocked_for_s:
-        return finding.unknown(f"a process has been blocked on {filesystem.mount} for {state.blocked_s:.0f} s")
-    if state.scope is Scope.UNKNOWN and state.blocked_s < blocked_for_s + PROBE_PATIENCE_S:
-        return finding.unknown(f"waiting to hear from other nodes whether they reach {filesystem.mount}")
+    if blocked_s < blocked_for_s or (state.scope is Scope.UNKNOWN and blocked_s < blocked_for_s + PROBE_PATIENCE_S):
+        return finding
     calls = [blocked_call(p).syscall for p in long_blocked(filesystem, blocked_for_s)]
-    if state.scope is Scope.ONE_FILE and state.blocked_s < FLUSH_PATIENCE_S and FLUSH_CALLS.issuperset(calls):
-        flushed = f"a file on {filesystem.mount} has been flushed for {state.blocked_s:.0f} s"
-        return finding.unknown(f"{flushed}; {filesystem.mount} answers")
-    if state.scope in UNPROVEN and state.blocked_s < SAVE_PATIENCE_S and _only_saves(view, filesystem, blocked_for_s):
-        return finding.unknown(f"a checkpoint has been written to {filesystem.mount} for {state.blocked_s:.0f} s")
+    if state.scope is Scope.ONE_FILE and blocked_s < FLUSH_PATIENCE_S and FLUSH_CALLS.issuperset(calls):
+        return finding
+    if state.scope in UNPROVEN and blocked_s < SAVE_PATIENCE_S and _only_saves(view, filesystem, blocked_for_s):
+        return finding
     if state.scope not in SCOPES[kind]:
-        return finding.ok(f"{filesystem.mount}: {state.scope}")
+        return finding.ok(f"{mount}: {state.scope}")
     named = culprits(filesystem, blocked_for_s)
     one_node = state.scope is Scope.ONE_NODE
     return finding.bad(
@@ -178,21 +172,18 @@ def filesystem_finding(view: ClusterView, filesystem: FilesystemView, kind: str,
 def _only_saves(view: ClusterView, filesystem: FilesystemView, blocked_for_s: float) -> bool:
     """Whether all who are blocked write for jobs that save, or into a checkpoint by its name, which no line may have
     announced, and no node fails when it is asked."""
-    saving = {job.job.job_id for job in view.jobs if saves_now(job) or _log_says_saving(job)}
-    waits = long_blocked(filesystem, blocked_for_s)
-    writes = all(
+    saving = {
+        job.job.job_id
+        for job in view.jobs
+        if saves_now(job)
+        or (job.progress is not None and job.progress.phase == "checkpointing")
+        or (job.saved_age_s is not None and job.saved_age_s < SAVED_LATELY_S)  # that it is done is seen a moment later
+    }
+    return all(answer.responding for _, answer in filesystem.answers) and all(
         blocked_call(p).syscall in WRITE_CALLS
         and (p.process.job_id in saving or names_checkpoint(blocked_call(p).path or ""))
-        for p in waits
+        for p in long_blocked(filesystem, blocked_for_s)
     )
-    return writes and not any(not answer.responding for _, answer in filesystem.answers)
-
-
-def _log_says_saving(job: JobView) -> bool:
-    """Whether it saves, or has saved a moment ago: who wrote is seen to be done with the next report."""
-    if job.progress is not None and job.progress.phase == "checkpointing":
-        return True
-    return job.saved_age_s is not None and job.saved_age_s < SAVED_LATELY_S
 
 
 def _jobs_concerned(view: ClusterView, filesystem: FilesystemView) -> tuple[str, ...]:
@@ -229,23 +220,21 @@ def _sentence(filesystem: FilesystemView, state: Assessment, named: tuple[Culpri
     who = f"{describe(first)} of job {process.process.job_id}"
     what = f"has been in {call_words(call)} on {first.path or filesystem.mount} for {call.seconds:.0f} s"
     more = f" ({len(named)} processes in all)" if len(named) > 1 else ""
-    consequence = {
-        Scope.OUTAGE: f"filesystem {filesystem.mount} does not answer on "
-        f"{', '.join(sorted({c.node or '?' for c in named} | set(state.unanswering)))}: an outage of the filesystem, "
-        "not of a node. Nothing is restarted and no node is excluded while it lasts.",
-        Scope.ONE_NODE: f"other nodes ({', '.join(state.answering)}) get an answer from {filesystem.mount}: "
-        f"it is {first.node} that lost it."
-        if state.answering
-        else f"no other node shares this {filesystem.mount}: it is {first.node}'s own.",
-        Scope.ONE_FILE: f"{filesystem.mount} answers on that node: it is this file (a lock, or its part "
-        "of the storage).",
-        Scope.UNKNOWN: _undecided(filesystem.mount, state, first.node),
-    }[state.scope]
-    return f"{who} {what}{more}; {consequence}"
+    return f"{who} {what}{more}; {_consequence(filesystem.mount, state, named)}"
 
 
-def _undecided(mount: str, state: Assessment, node: str | None) -> str:
-    """What other nodes have said, where it does not show whether it is the node or the filesystem."""
+def _consequence(mount: str, state: Assessment, named: tuple[Culprit, ...]) -> str:
+    node = named[0].node
+    if state.scope is Scope.OUTAGE:
+        nodes = ", ".join(sorted({c.node or "?" for c in named} | set(state.unanswering)))
+        outage = f"filesystem {mount} does not answer on {nodes}: an outage of the filesystem, not of a node."
+        return f"{outage} Nothing is restarted and no node is excluded while it lasts."
+    if state.scope is Scope.ONE_FILE:
+        return f"{mount} answers on that node: it is this file (a lock, or its part of the storage)."
+    if state.scope is Scope.ONE_NODE and state.answering:
+        return f"other nodes ({', '.join(state.answering)}) get an answer from {mount}: it is {node} that lost it."
+    if state.scope is Scope.ONE_NODE:
+        return f"no other node shares this {mount}: it is {node}'s own."
     reach, fail = (set(each) - {node} for each in (state.answering, state.unanswering))
     if not reach | fail:
         return f"no other node has reported within {ANSWER_COUNTS_FOR_S / 60:.0f} min whether it reaches {mount}."
@@ -264,8 +253,7 @@ def _facts(filesystem: FilesystemView, state: Assessment, named: tuple[Culprit, 
 def _consequences(view: ClusterView, filesystem: FilesystemView, job_ids: tuple[str, ...]) -> list[str]:
     """The jobs that it stalls, for the reader of a hang's message."""
     return [
-        f"job {job.job.job_id}: no step since {job.progress.place}, {job.progress.age_s:.0f} s ago; if "
-        "it hangs, this is why"
+        f"job {job.job.job_id}: no step since {job.progress.place}, {job.progress.age_s:.0f} s ago: this is why"
         for job in view.jobs
         if job.job.job_id in job_ids and job.progress is not None and not _makes_steps(view, filesystem, job.job.job_id)
     ][:MAX_CONSEQUENCES]

@@ -1,10 +1,8 @@
 """`gpu_clock_low`: a GPU under load runs slower than its peers in the job, and slower than it used to.
 
-An idle GPU is never suspected: its clock falls *because* it is idle. Compared are averages over about a
-minute, taken only when the GPU was busy. Both must hold: slower than the median of the job's busy GPUs of
-the same model, and slower than its own past where that is known (a card that was always slow, by a power cap
-that was set, is not news). Where its past is not known yet, only a single card is suspected: if a
-whole node differs alike, or more than a few cards of the job run as slowly, they may be another model, or capped.
+Both have to hold, of averages over a minute under load: slower than the median of the job's busy GPUs of the same
+model, and slower than its own past where that is known. Where it is not, only a single card is suspected: a node, or
+more than a few cards, that runs as slowly may be another model, or capped.
 
 Fires: under load 10 % below the median of the job's busy GPUs of its model, *and* 7 % below its own past,
 or throttled by its own report, for a minute.
@@ -15,7 +13,7 @@ Acts: the job is asked to save first; each card's own past, or its own report, h
 from __future__ import annotations
 
 from slurm_watchdog.base.averages import median
-from slurm_watchdog.detect.spec import DetectorSpec, Subject
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, each_job
 from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
@@ -32,25 +30,21 @@ OWN_SHARE = 0.07
 PEERS = 3  # Busy GPUs of the same model to compare with, at least: a median of fewer is one of them.
 
 
-def detect(view: ClusterView) -> list[Finding]:
-    """One finding for each job with GPUs."""
-    return [_job_finding(job) for job in view.jobs if job.gpus]
-
-
-def _job_finding(job: JobView) -> Finding:
+@each_job
+def detect(view: ClusterView, job: JobView) -> Finding:
+    """One finding for each running job."""
     job_id = job.job.job_id
-    finding = SPEC.about_job(job_id, f"too few busy GPUs of job {job_id} to compare")
+    finding = SPEC.about_job(job_id)
     groups: dict[str, list[tuple[RankGpu, float]]] = {}
     for each in job.gpus:
         clock_hz = each.view.recent_sm_clock_hz
         if each.view.busy_since is not None and clock_hz is not None:
             groups.setdefault(each.view.gpu.name, []).append((each, clock_hz))
-    if job.silent_nodes or not any(len(group) > PEERS for group in groups.values()):
+    compared = [group for group in groups.values() if len(group) > PEERS]
+    if job.silent_nodes or not compared:
         return finding
     slow: list[tuple[RankGpu, float, float]] = []
-    for group in groups.values():
-        if len(group) <= PEERS:
-            continue
+    for group in compared:
         usual_hz = median(clock_hz for _, clock_hz in group)
         low = [(each, clock_hz, usual_hz) for each, clock_hz in group if _is_low(each, clock_hz, usual_hz)]
         slow += [each for each in low if _has_a_past(each[0]) or _is_odd(each[0], each[1], group)]
@@ -63,9 +57,8 @@ def _job_finding(job: JobView) -> Finding:
     )
     first, more = culprits[0], and_more(len(culprits))
     return finding.bad(
-        f"The GPU of rank {first.rank} on {first.node} ({first.gpu_uuid}){more} of job {job_id} "
-        "is slower than its peers: "
-        f"{first.reason}.",
+        f"The GPU of rank {first.rank} on {first.node} ({first.gpu_uuid}){more} of job {job_id} is slower than its "
+        f"peers: {first.reason}.",
         culprits=culprits,
         facts=tuple(_facts(each) for each, _, _ in slow[:8]),
         exclude_nodes=tuple(dict.fromkeys(each.view.node for each, _, _ in slow)),

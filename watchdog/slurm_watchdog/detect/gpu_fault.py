@@ -1,8 +1,4 @@
-"""`gpu_fault`: the driver, the kernel or the GPU itself reports that something is broken, and whether program
-or hardware is to blame.
-
-A GPU that is off the bus or counts uncorrectable errors is a state and stays BAD while it lasts. An Xid
-keeps the incident open for 10 min: one fault that is reported ten times is one incident.
+"""`gpu_fault`: the driver, the kernel or the GPU reports that something is broken, and what is to blame.
 
 Fires: the driver does not answer for 60 s; a GPU is off the bus; an Xid or a kernel line blames hardware or
 driver; uncorrectable ECC; a row cannot be remapped or waits to be; fewer PCIe lanes under load.
@@ -134,15 +130,15 @@ def is_hardware(seen: SeenEvent) -> bool:
     return event.severity in LOUD
 
 
-def _loud(view: ClusterView, events: tuple[SeenEvent, ...], recent_s: float) -> list[SeenEvent]:
+def _loud(view: ClusterView, events: Sequence[SeenEvent], recent_s: float) -> list[SeenEvent]:
     return [seen for seen in events if view.now - seen.at <= recent_s and is_hardware(seen)]
 
 
 def _judge_driver(node: NodeView) -> Finding:
     hung = next((probe for probe in node.hung_probes if probe.probe == "nvml"), None)
-    finding = SPEC.about(f"node:{node.name}", f"the GPU driver on {node.name} answers")
+    finding = SPEC.about(f"node:{node.name}")
     if hung is None:
-        return finding.ok(finding.summary)
+        return finding.ok(f"the GPU driver on {node.name} answers")
     if hung.seconds < DRIVER_SILENT_S:
         return replace(finding, duration_s=hung.seconds)
     return finding.bad(
@@ -155,20 +151,15 @@ def _judge_driver(node: NodeView) -> Finding:
 
 
 def _judge_gpu(
-    view: ClusterView,
-    jobs: JobsOfNodes,
-    node: NodeView,
-    gpu: GpuView,
-    events: tuple[SeenEvent, ...],
-    recent_s: float,
+    view: ClusterView, jobs: JobsOfNodes, node: NodeView, gpu: GpuView, events: Sequence[SeenEvent], recent_s: float
 ) -> Finding:
     """What a GPU says of itself, then what was said about it."""
     row, loud = gpu.gpu, _loud(view, events, recent_s)
     finding = SPEC.about(f"gpu:{node.name}/{row.uuid}")
     complaints = [*_states(view, gpu, recent_s), *(_line(view, seen) for seen in loud)]
     if not complaints:
-        summary = row.error or "nothing is wrong with it"
-        return finding.unknown(summary) if row.utilization_ratio is None and row.error else finding.ok(summary)
+        unread = row.utilization_ratio is None and row.error
+        return finding if unread else finding.ok("nothing is wrong with it")
     where = f"GPU {row.index} of {node.name} ({row.uuid}{f', PCI {row.pci_bus_id}' if row.pci_bus_id else ''})"
     ranks = jobs.ranks_on(node.name, row.uuid, {*(row.pids or ()), *_pids(loud)})
     gone = any(word in (row.error or "") for word in GONE)
@@ -225,12 +216,8 @@ def _states(view: ClusterView, gpu: GpuView, recent_s: float) -> list[tuple[Seve
     rose_at = gpu.ecc_uncorrected_rose_at
     if rose_at is not None and view.now - rose_at <= recent_s:
         count = f"{row.ecc_uncorrected} in all" if row.ecc_uncorrected is not None else "how many is not known"
-        found.append(
-            (
-                Severity.CRITICAL,
-                f"its memory had an error that could not be corrected ({count}): the hardware",
-            )
-        )
+        words = f"its memory had an error that could not be corrected ({count}): the hardware"
+        found.append((Severity.CRITICAL, words))
     if row.remap_failed:
         found.append((Severity.CRITICAL, "a bad row of its memory has no spare left: exchange the GPU"))
     elif row.remap_pending:
@@ -254,12 +241,7 @@ def _line(view: ClusterView, seen: SeenEvent) -> tuple[Severity, str]:
 
 
 def _judge_stranger(
-    view: ClusterView,
-    jobs: JobsOfNodes,
-    node: NodeView,
-    place: str,
-    events: tuple[SeenEvent, ...],
-    recent_s: float,
+    view: ClusterView, jobs: JobsOfNodes, node: NodeView, place: str, events: Sequence[SeenEvent], recent_s: float
 ) -> Finding:
     """Lines about a GPU that NVML does not list: off the bus before the agent started, or a switch."""
     finding, loud = SPEC.about(f"gpu:{node.name}/{place}"), _loud(view, events, recent_s)

@@ -1,10 +1,7 @@
 """`gpu_idle_rank`: the GPU of one rank is idle while those of its peers are busy, for long.
 
-A checkpoint that rank 0 writes while the others wait in a barrier looks the same (a GPU that spins in a
-collective shows 100 %), so nothing is reported while the log or the disk shows a checkpoint, an evaluation,
-or any other phase that is not training, while the stacks show that a rank saves, loads or talks to a
-server, nor while the process itself computes or moves data. Nor of a GPU that was never seen under load
-while the job makes its steps: it is not needed.
+A checkpoint that rank 0 writes while the others wait in a barrier looks the same: nothing is reported while the log,
+the disk or the stacks show one, an evaluation or a transfer, nor while the process itself computes or moves data.
 
 Fires: the GPU of a rank is idle while most others are busy: for 60 s if the job makes no step, for 15 min
 if it does.
@@ -14,19 +11,18 @@ Acts: only where the job makes no step for 15 min, too.
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from slurm_watchdog.analysis.held_processes import is_on_storage
+from slurm_watchdog.analysis.job_state import is_unseen
 from slurm_watchdog.analysis.progress_limit import progress_limit, with_a_step
 from slurm_watchdog.analysis.rank_activity import MAX_ODD_SHARE, RankState, activities
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, each_job
 from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.diagnose.stacks.vote import vote
 from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
 LEAST_STEPS = 3
 """Steps that a job has to have made without a GPU, for that GPU to be idle while the job makes steps: it may
@@ -38,11 +34,6 @@ IDLE_FOR_S = 60.0  # While the job makes no step beyond its limit.
 IDLE_WHILE_STEPS_S = 900.0  # While the job makes steps.
 
 
-def detect(view: ClusterView, hang: PhaseLimits) -> list[Finding]:
-    """One finding for each job with GPUs. `hang` has what the limits of steps are learnt by."""
-    return [_job_finding(job, view.now, hang) for job in view.jobs if job.gpus]
-
-
 def idle_ranks(job: JobView, now: float, idle_for_s: float) -> list[RankGpu]:
     """The few GPUs of a job that have been idle so long while those of most other ranks were busy throughout;
     empty if unclear."""
@@ -51,7 +42,7 @@ def idle_ranks(job: JobView, now: float, idle_for_s: float) -> list[RankGpu]:
     idle_ones = {each.rank for each in idle}
     busy = {g.rank for g in job.gpus if g.view.busy_since is not None and now - g.view.busy_since >= idle_for_s}
     unsure = (g for g in job.gpus if g.view.idle_since is None and g.view.busy_since is None)
-    perhaps: set[int | None] = {g.rank for g in unsure if _may_idle(g)}
+    perhaps: set[int | None] = {g.rank for g in unsure if (g.view.gpu.utilization_ratio or 0.0) < BUSY_RATIO}
     perhaps |= {rank.process.rank for rank in job.ranks if rank.process.rank not in ranks}
     if len(ranks) < 3 or not idle or len(idle_ones | perhaps) > max(1, MAX_ODD_SHARE * len(ranks)):
         return []
@@ -61,43 +52,38 @@ def idle_ranks(job: JobView, now: float, idle_for_s: float) -> list[RankGpu]:
     return [each for each in idle if all(g in idle for g in job.gpus if g.rank == each.rank)]
 
 
-def _may_idle(each: RankGpu) -> bool:
-    """Whether it does nothing at this moment, as far as is known; since when is not."""
-    ratio = each.view.gpu.utilization_ratio
-    return ratio is None or ratio < BUSY_RATIO
-
-
-def _job_finding(job: JobView, now: float, hang: PhaseLimits) -> Finding:
-    job_id, progress = job.job.job_id, job.progress
-    finding = SPEC.about_job(job_id).ok(f"no GPU of job {job_id} is idle among busy ones")
-    if job.job.state != "RUNNING" or job.silent_nodes or progress is None:
-        return finding.unknown(f"job {job_id} has not begun, or a node of it is silent")
-    if job.gone_ranks:
-        # The others may wait for the one that exited, and its GPU is not among those that are compared.
-        return finding.unknown(f"a rank of job {job_id} has exited")
-    if progress.phase is not None or job.is_writing:
-        doing = progress.phase or "writing a checkpoint"
-        return finding.unknown(f"job {job_id} is {doing}")
+@each_job
+def detect(view: ClusterView, job: JobView, hang: PhaseLimits) -> Finding | None:
+    """One finding for each job with GPUs. `hang` has what the limits of steps are learnt by."""
+    job_id, progress, now = job.job.job_id, job.progress, view.now
+    if not job.gpus:
+        return None
+    finding = SPEC.about_job(job_id)
+    if is_unseen(job) or progress is None or progress.phase is not None or job.is_writing:
+        return finding
+    if job.gone_ranks:  # the others may wait for the one that exited, and its GPU is not among those that are compared
+        return finding
     stands = progress.age_s >= max(IDLE_FOR_S, progress_limit(job, hang).seconds)
     idle_for_s = IDLE_FOR_S if stands else IDLE_WHILE_STEPS_S
     idle = idle_ranks(job, now, idle_for_s)
     if not stands:
-        idle = [each for each in idle if _steps_since(job, each.view.idle_since or now) >= LEAST_STEPS]
+        steps = [each.at for each in job.step_times]
+        idle = [each for each in idle if sum(at > (each.view.idle_since or now) for at in steps) >= LEAST_STEPS]
         others_are_used = _shows_use(job)
         idle = [each for each in idle if not (others_are_used and _was_never_used(each))]
     if idle and _transfers(job) and progress.age_s < with_a_step(job, hang.checkpoint_floor):
-        return finding.unknown(f"the stacks of job {job_id} show a transfer")
+        return finding
     waiting = _waiting(job, now, idle_for_s) if idle else frozenset()
     quiet = [each for each in idle if each.rank in waiting]
     if not quiet:
-        return replace(finding, truth=Truth.OK if _all_are_used(job) else Truth.UNKNOWN)
+        return finding.ok(f"no GPU of job {job_id} is idle among busy ones") if _all_are_used(job) else finding
     culprits = tuple(r.culprit(f"has been idle for {now - (r.view.idle_since or now):.0f} s") for r in quiet)
     first, more = culprits[0], and_more(len(culprits))
-    reason = first.reason if len(culprits) == 1 else first.reason.replace("has", "have", 1)
+    reason = first.reason.replace("has", "have", 1) if more else first.reason
+    does = f"has made no step for {progress.age_s:.0f} s" if stands else "makes steps"
     return finding.bad(
-        f"The GPU of rank {first.rank} of job {job_id} on {first.node} ({first.gpu_uuid}){more} "
-        f"{reason}, while those of "
-        f"its peers are busy; the job {f'has made no step for {progress.age_s:.0f} s' if stands else 'makes steps'}.",
+        f"The GPU of rank {first.rank} of job {job_id} on {first.node} ({first.gpu_uuid}){more} {reason}, while those "
+        f"of its peers are busy; the job {does}.",
         culprits=culprits,
         facts=tuple(_fact(each) for each in quiet[:8]),
         duration_s=now - min(each.view.idle_since or now for each in quiet),
@@ -116,10 +102,6 @@ def _all_are_used(job: JobView) -> bool:
         or (each.view.gpu.utilization_ratio is not None and each.view.idle_since is None)
         for each in job.gpus
     )
-
-
-def _steps_since(job: JobView, at: float) -> int:
-    return sum(1 for each in job.step_times if each.at > at)
 
 
 def _shows_use(job: JobView) -> bool:

@@ -1,8 +1,6 @@
 """`host_fault`: the kernel reports that a part of a node is broken that is not a GPU: memory, processor, PCIe, network
 adapter, disk, local filesystem, or heat.
 
-A line counts for an hour. What was there before the agent started, or before the node did, does not.
-
 Fires: at once for an uncorrected or fatal error (critical), and for one that was survived (warning); for corrected
 errors in 10 minutes of an hour (warning).
 Names: the node, the part (DIMM, PCI device, adapter, disk), the kernel's line, and the jobs that ran there.
@@ -67,9 +65,9 @@ def detect(view: ClusterView) -> list[Finding]:
     names = {node.name for node in nodes}
     over = [each for each in sorted(view.asked or ()) if each.startswith("host:") and each not in told]
     well = [SPEC.about(each) for each in over if each[5:].partition("/")[0] in names]
-    if view.watched_s < RECENT_S:  # a controller that was started again does not know what was before
-        return [*found, *(each.unknown("it is not known what the kernel reported before") for each in well)]
-    return [*found, *(each.ok("the kernel has reported no error of it lately") for each in well)]
+    if view.watched_s >= RECENT_S:  # before, a controller that was started again does not know what was reported
+        well = [each.ok("the kernel has reported no error of it lately") for each in well]
+    return [*found, *well]
 
 
 def _faults(view: ClusterView, node: NodeView) -> list[_Fault]:
@@ -154,16 +152,13 @@ def _finding(view: ClusterView, jobs: JobsOfNodes, fault: _Fault, crowds: Counte
     alike = sum(crowds[fault.part, int(began // CROWD_S) + stretch] for stretch in (-1, 0, 1)) if fault.fatal else 0
     shared = alike >= CROWD_NODES
     lines = [f"the kernel of {node}, {max(0.0, view.now - each.at):.0f} s ago: {each.event.line}" for each in seen]
-    where = (
-        f"; {'jobs' if len(ran) > 1 else 'job'} {', '.join(ran)} {'were' if len(ran) > 1 else 'was'} running there"
-        if ran
-        else ""
-    )
+    jobs_were = ("jobs", "were") if len(ran) > 1 else ("job", "was")
+    where = f"; {jobs_were[0]} {', '.join(ran)} {jobs_were[1]} running there" if ran else ""
     why = f"{alike} nodes have the same at about the same time: the cause is what they share, so none is excluded"
     detail = f" ({fault.detail})" if fault.detail else ""
     reason = f"{fault.what[0].lower()}{fault.what[1:]}{detail}"
     subject = f"host:{node}/{fault.place}" + ("" if fault.fatal else "/errors")  # an incident keeps its severity
-    finding = SPEC.about(subject, "", *(ran if fault.fatal else ()))
+    finding = SPEC.about(subject, *(ran if fault.fatal else ()))
     return finding.bad(
         f"{fault.what} on {node}{detail}{where}.",
         severity=Severity.CRITICAL if fault.fatal else Severity.WARNING,

@@ -1,10 +1,4 @@
-"""`lingering_job`: a rank is dead, the others wait for it without end, Slurm says RUNNING. Or no rank is left,
-and the job does not end.
-
-Where there are stacks they show whether the others wait. Without any, GPUs that spin do. If no rank is left
-there is nothing to ask: a script may continue with something else for as long as it likes, and a launcher
-may start its ranks again. So it is reported late, of a training that was not over, and only if nothing of
-the job does anything any more.
+"""`lingering_job`: a rank is dead, the others wait for it without end, Slurm says RUNNING. Or no rank is left.
 
 Fires: a rank has exited or is a zombie, others are alive, and no step was made for 30 s; not after the last step, and
 not while the survivors' stacks move. Under a supervisor after 8 s where all survivors are seen to wait, after 3 s
@@ -28,8 +22,9 @@ from slurm_watchdog.analysis.job_state import (
     had_steps_to_make,
     has_ended,
     has_stepped_since,
+    is_unseen,
     last_words,
-    why_unseen,
+    made_last_step,
 )
 from slurm_watchdog.analysis.lateness import is_late
 from slurm_watchdog.analysis.memory_kills import Kills, how_killed, memory_kills
@@ -37,10 +32,11 @@ from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.analysis.rank_activity import LoopState, is_quiet, loop_state
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.dead_rank import last_sentences
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import describe, describe_all
 from slurm_watchdog.diagnose.logs.own_words import facts_of_ends
-from slurm_watchdog.diagnose.logs.root_cause import failed_first, how_they_ended, last_error_before_end
+from slurm_watchdog.diagnose.logs.root_cause import failed_first, how_they_ended
 from slurm_watchdog.diagnose.stacks.sentences import group_words
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.knowledge.limits import PhaseLimits, span
@@ -93,14 +89,9 @@ def detect(view: ClusterView, settings: LingeringJob, limits: PhaseLimits) -> li
 
 def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: PhaseLimits, kills: Kills) -> Finding:
     job_id = job.job.job_id
-    finding = SPEC.about_job(job_id)
-    if why := why_unseen(job):
-        return finding.unknown(why)
-    if job.touched_age_s is not None:
-        return finding.unknown(f"slurm-watchdog is ending job {job_id} since {job.touched_age_s:.0f} s")
-    dead, survivors = sorted(job.gone_ranks, key=dead_for_s, reverse=True), job.living_ranks
-    if not dead and not job.every_rank_known:
-        return finding.unknown(f"not every rank of job {job_id} has been seen")
+    finding, dead = SPEC.about_job(job_id), sorted(job.gone_ranks, key=dead_for_s, reverse=True)
+    if is_unseen(job) or job.touched_age_s is not None or (not dead and not job.every_rank_known):
+        return finding
     if not dead:
         return finding.ok(f"no rank of job {job_id} is missing")
     known = failed_first(job, dead, now)
@@ -109,11 +100,10 @@ def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: Phase
         dead.insert(0, known)
     first = dead[0]
     killed = how_killed(kills, job, first, now)
-    if not survivors:
+    if not job.living_ranks:
         return _nobody_left(job, finding, dead, now, killed)
-    progress = job.progress
-    if progress and progress.total_steps is not None and progress.step >= progress.total_steps:
-        return finding.unknown(f"job {job_id} has made its last step and is ending")
+    if made_last_step(job):
+        return finding
     if has_stepped_since(job, dead_for_s(first)):
         return finding.ok(f"job {job_id} makes steps without rank {first.process.rank}")
     age_s = min(dead_for_s(first), job.run_age_s)  # a grace that was granted counts here as well
@@ -123,14 +113,13 @@ def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: Phase
         grace_s, soon_s = (min(grace_s, each) for each in (SUPERVISED_GRACE_S, KILLED_GRACE_S))
     if age_s >= STACKS_FROM_SHARE * soon_s:
         finding = replace(finding, wanted=(_stacks_wanted(job_id, age_s, grace_s, settings.grace),))
-    ended = f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago"
     if age_s < soon_s or (age_s < grace_s and not (is_late(job) and _was_killed(job, first, now))):
-        return finding.unknown(ended)
+        return finding
     early = age_s < settings.grace
     waiting = _waiting(job, now, limits, job.snapshots[-EARLY_DUMPS:] if early else job.snapshots)
     if early and not waiting.all_wait:
-        return finding.unknown(ended)
-    return _bad_finding(job, finding, dead, survivors, waiting, settings.grace, now, killed)
+        return finding
+    return _bad_finding(job, finding, dead, waiting, settings.grace, now, killed)
 
 
 def _stacks_wanted(job_id: str, age_s: float, grace_s: float, full_grace_s: float) -> StackRequest:
@@ -202,14 +191,7 @@ def _waiting(job: JobView, now: float, limits: PhaseLimits, dumps: Sequence[Stac
 
 
 def _bad_finding(
-    job: JobView,
-    finding: Finding,
-    dead: Sequence[ProcessView],
-    survivors: Sequence[ProcessView],
-    waiting: _Waiting,
-    grace_s: float,
-    now: float,
-    killed: str,
+    job: JobView, finding: Finding, dead: Sequence[ProcessView], waiting: _Waiting, grace_s: float, now: float, how: str
 ) -> Finding:
     """The grace is over: BAD if the survivors are seen to wait without moving; acted on only if their stacks
     say so.
@@ -219,23 +201,21 @@ def _bad_finding(
     made while no one does anything, there is an alert, after ten times the grace.
     """
     first, age_s, voted = dead[0], finding.duration_s, waiting.voted
-    ended = f"rank {first.process.rank} of job {job.job.job_id} ended {age_s:.0f} s ago"
-    if voted.moving:
-        return finding.unknown(f"{ended}, the others still work")
-    waits = waiting.by_stacks or waiting.by_gpus
-    left_over = len(survivors) > len(dead) or (waiting.nobody_works and had_steps_to_make(job))
-    if not waits and (not left_over or age_s < PATIENCE * grace_s):
-        return finding.unknown(f"{ended}, and the others are not seen to wait")
+    waits, left = waiting.by_stacks or waiting.by_gpus, waiting.living
+    left_over = left > len(dead) or (waiting.nobody_works and had_steps_to_make(job))
+    if voted.moving or (not waits and (not left_over or age_s < PATIENCE * grace_s)):
+        return finding
     with_it = [rank for rank in dead if dead_for_s(rank) >= dead_for_s(first) - TOGETHER_S]
     with_it = [first] if failed_first(job, dead, now) is first else with_it
     culprits, followed = _named(with_it), len(dead) - len(with_it)
-    how = killed or how_they_ended(job, [rank.process.rank for rank in with_it], now)
-    error = last_error_before_end(job, first, now)
+    how = how or how_they_ended(job, [rank.process.rank for rank in with_it], now)
+    others = f"{followed} followed, " if followed else ""
+    others += "1 rank is left" if left == 1 else f"{left} ranks are left"
+    if voted.waiting or waiting.nobody_works:
+        others += f", {f'{voted.waiting} of them wait in a collective' if voted.waiting else waiting.seen.why}"
     return finding.bad(
         f"Job {job.job.job_id} is {job.job.state} but cannot continue: {describe_all(culprits)} {how} "
-        f"{age_s:.0f} s ago, {f'{followed} followed, ' if followed else ''}{_are_left(len(survivors))}"
-        f"{_what_they_do(waiting)}.{f' It logged before: {error}.' if error else ''}"
-        f"{f' Of rank {first.process.rank}: {words}.' if (words := not_ended(first)) else ''}",
+        f"{age_s:.0f} s ago, {others}.{last_sentences(job, first, [first], now)}",
         culprits=culprits,
         facts=(
             *(f"{describe(c)} {c.reason}" for c in culprits[:8]),
@@ -246,12 +226,6 @@ def _bad_finding(
         ),
         actionable=waiting.by_stacks,
     )
-
-
-def _what_they_do(waiting: _Waiting) -> str:
-    if waiting.voted.waiting:
-        return f", {waiting.voted.waiting} of them wait in a collective"
-    return f", {waiting.seen.why}" if waiting.nobody_works else ""
 
 
 def _named(dead: Sequence[ProcessView]) -> tuple[Culprit, ...]:
@@ -270,32 +244,25 @@ def _nobody_left(job: JobView, finding: Finding, dead: Sequence[ProcessView], no
     a step."""
     job_id, progress = job.job.job_id, job.progress
     age_s = min(job.run_age_s, *(dead_for_s(rank) for rank in dead))
-    left = f"no rank of job {job_id} is left since {age_s:.0f} s"
-    finding = replace(finding, duration_s=age_s, summary=left)
+    finding = replace(finding, duration_s=age_s)
     if progress is None or not job.job.is_batch or has_ended(job):
-        return finding.unknown(f"{left}; whether its training was over is unknown")
+        return finding
     if has_stepped_since(job, age_s):
         return finding.ok(f"job {job_id} makes steps without the ranks that are known")
     others = [each for each in job.processes if each.alive]
     counted = any(each.io_bytes_s is not None for each in others)
-    if job.unlisted or not all(is_quiet(each, counted=counted) for each in others):
-        return finding.unknown(f"{left}; its other processes work, or may")
-    if age_s < (NOBODY_LEFT_S if had_steps_to_make(job) else NOBODY_LEFT_UNSURE_S):
+    patience_s = NOBODY_LEFT_S if had_steps_to_make(job) else NOBODY_LEFT_UNSURE_S
+    if job.unlisted or age_s < patience_s or not all(is_quiet(each, counted=counted) for each in others):
         return finding
     first = dead[0]
     of = f" of {progress.total_steps}" if progress.total_steps is not None and progress.step_known else ""
-    rest = (
-        f"what is left of it ({', '.join(sorted({each.process.comm for each in others})[:4])}) does nothing"
-        if others
-        else "no process of it is left"
-    )
+    names = ", ".join(sorted({each.process.comm for each in others})[:4])
+    rest = f"what is left of it ({names}) does nothing" if others else "no process of it is left"
     culprits = _named(dead)
     how = killed or how_they_ended(job, [rank.process.rank for rank in dead], now)
-    error = last_error_before_end(job, first, now)
     return finding.bad(
-        f"Job {job_id} is {job.job.state}, but no rank is left for {age_s:.0f} s: "
-        f"{describe_all(culprits)} {how} after "
-        f"{progress.place}{of}, and {rest}.{f' It logged before: {error}.' if error else ''}",
+        f"Job {job_id} is {job.job.state}, but no rank is left for {age_s:.0f} s: {describe_all(culprits)} {how} after "
+        f"{progress.place}{of}, and {rest}.{last_sentences(job, first, [first], now)}",
         culprits=culprits[:NAMED],
         facts=(
             *(f"{describe(c)} {c.reason}" for c in culprits[:8]),
@@ -304,10 +271,6 @@ def _nobody_left(job: JobView, finding: Finding, dead: Sequence[ProcessView], no
             f"nothing runs in it any more: scancel {job_id} frees its nodes",
         ),
     )
-
-
-def _are_left(number: int) -> str:
-    return "1 rank is left" if number == 1 else f"{number} ranks are left"
 
 
 SPEC = DetectorSpec(

@@ -5,8 +5,6 @@ Fires: a link that has been up is down for a minute; went down twice within an h
 that of all other nodes of its job (three at least); its errors rose in ten looks, a minute apart; or its counters
 cannot be read for a minute.
 Names: the node and the link, with the times.
-Note: alone it explains nothing: that bytes stop there is a fact of `collective_hang`, that errors rise one of
-`slow_node`, and each is remembered of the node (docs/nodes.md).
 """
 
 from __future__ import annotations
@@ -41,11 +39,11 @@ def detect(view: ClusterView) -> list[Finding]:
 
 def _of_adapters(view: ClusterView, node: NodeView) -> list[Finding]:
     """An adapter whose counters cannot be read: its driver or its firmware does not answer."""
-    finding = SPEC.about(f"link:{node.name}/adapters", f"the adapters of {node.name} answer")
+    finding = SPEC.about(f"link:{node.name}/adapters")
     hung = next((probe for probe in node.hung_probes if probe.probe == LINKS_PROBE), None)
     if hung is None:
         asked = view.asked is None or finding.subject in view.asked
-        return [finding.ok(finding.summary)] if asked and node.links else []
+        return [finding.ok(f"the adapters of {node.name} answer")] if asked and node.links else []
     if hung.seconds < DOWN_S:
         return [replace(finding, duration_s=hung.seconds)]
     reason = f"a network adapter has not let its counters be read for {hung.seconds:.0f} s"
@@ -76,12 +74,12 @@ def _unlike(view: ClusterView) -> dict[str, tuple[NodeView, Rates]]:
 def _finding(view: ClusterView, node: NodeView, link: LinkView, rates: Rates) -> Finding:
     name = link.link.name
     jobs = {job.job.job_id: job.job.nodes for job in view.jobs if node.name in job.job.nodes}
-    finding = SPEC.about(f"link:{node.name}/{name}", f"link {name} of {node.name} is up", *jobs)
+    finding = SPEC.about(f"link:{node.name}/{name}", *jobs)
     peers = {each for nodes in jobs.values() for each in nodes} if rises(link) else set()
     rising = rising_of(each for each in view.nodes if each.name in peers)
     wrong = complaints(node, link, view.now, rates, rising)
     if not wrong:
-        return finding.ok(finding.summary) if link.link.up else finding.unknown(f"link {name} is not known to be up")
+        return finding.ok(f"link {name} of {node.name} is up") if link.link.up else finding
     first = wrong[0]
     return finding.bad(
         f"Link {name} ({link.link.kind}) of {node.name} {first.text}.",

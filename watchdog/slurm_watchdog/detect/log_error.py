@@ -1,9 +1,7 @@
-"""`log_error`: a rank logged an error that ended its run, or after which it makes no step. Names the first
-cause.
+"""`log_error`: a rank logged an error that ended its run, or after which it makes no step. Names the first cause.
 
-An error after which a step is made did not matter. While all ranks live, an error counts only when the next
-step is overdue: a retry, an exception that is handled, a failed import at the start look alike before. Time
-limit, preemption, and what a person ends are normal ends.
+An error after which a step is made did not matter. While all ranks live, an error counts only when the next step is
+overdue. Time limit, preemption, and what a person ends are normal ends.
 
 Fires: a rank logged an error, and its run ended or has made no step since.
 Names: the first cause, not the cascade: rank, node, line, and the work that was lost. Where no line says why, the
@@ -19,7 +17,6 @@ from slurm_watchdog.analysis.job_state import dead_for_s
 from slurm_watchdog.analysis.memory_kills import OOM_KILL
 from slurm_watchdog.analysis.progress_limit import makes_steps, progress_limit
 from slurm_watchdog.base.shortened import shortened
-from slurm_watchdog.base.text import duration
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
 from slurm_watchdog.diagnose.logs.root_cause import LEFT_FIRST, Cause, culprit_of, find_cause, running, work_lost
@@ -51,12 +48,10 @@ GONE_FOR_S = 3.0  # Since the rank that logged it is gone; while all ranks live 
 
 def detect(view: ClusterView, limits: PhaseLimits) -> list[Finding]:
     """One finding for each running job, and for each run that is over and has errors or a failed state."""
-    findings = []
-    for job in view.jobs:
-        findings.append(_running_finding(job, view, limits))
+    findings = [_running_finding(job, view, limits) for job in view.jobs]
     for job in view.waiting:
-        if not job.past or job.job.state == "COMPLETING":
-            findings.append(_finding(job.job.job_id, job.job.restarts, "it is not over yet"))
+        if not job.past or job.job.state == "COMPLETING":  # it is not over yet
+            findings.append(_finding(job.job.job_id, job.job.restarts))
     for job in (*view.jobs, *view.waiting):
         again = _trains_again(job, limits)
         findings += [
@@ -83,8 +78,8 @@ def _told(run: PastRun) -> PastRun:
     return replace(run, started_again="", errors=()) if run.started_again else run
 
 
-def _finding(job_id: str, restarts: int, summary: str) -> Finding:
-    return SPEC.about(f"run:{job_id}.{restarts}", summary, job_id)
+def _finding(job_id: str, restarts: int) -> Finding:
+    return SPEC.about(f"run:{job_id}.{restarts}", job_id)
 
 
 # ---------------------------------------------------------------------------------------- a run that continues
@@ -92,34 +87,25 @@ def _finding(job_id: str, restarts: int, summary: str) -> Finding:
 
 def _running_finding(job: JobView, view: ClusterView, limits: PhaseLimits) -> Finding:
     job_id, now = job.job.job_id, view.now
-    finding = _finding(job_id, job.job.restarts, f"job {job_id} is {job.job.state}")
+    finding = _finding(job_id, job.job.restarts)
     if job.job.state != "RUNNING":
         return finding
     if again := _restarting(job):
         return _again_finding(view, finding, running(job, now), again, 0.0)
-    fine = finding.unknown(f"job {job_id} has logged no error, and no new step of it has been seen yet")
-    if makes_steps(job, limits):
-        fine = finding.ok(f"job {job_id} has logged no error since its last step")
-    if job.supervisor is not None and job.supervisor.failed:
-        fine = finding.ok(f"job {job_id} makes steps again")
-    if not job.errors:
-        return fine
     run = running(job, now)
-    cause = find_cause(run)
+    cause = find_cause(run) if job.errors else None
     if cause is None:
-        return fine
-    if job.silent_nodes:
-        return finding.unknown(f"no report from {', '.join(job.silent_nodes)}")
-    if run.total_steps is not None and run.last_step is not None and run.last_step >= run.total_steps:
-        return finding.unknown(f"job {job_id} has made its last step")
-    if cause.only_consequence and cause.pattern != "nccl_watchdog":
-        return finding.unknown(f"job {job_id} logged only what follows from an error: {cause.error.line}")
+        if job.supervisor is not None and job.supervisor.failed:
+            return finding.ok(f"job {job_id} makes steps again")
+        fine = finding.ok(f"job {job_id} has logged no error since its last step")
+        return fine if makes_steps(job, limits) else finding
+    over = run.total_steps is not None and run.last_step is not None and run.last_step >= run.total_steps
+    if job.silent_nodes or over or _only_follows(cause):
+        return finding
     age_s = now - cause.error.at
     waited = _waited(job, cause, age_s, limits)
     if waited is None:
-        return finding.unknown(
-            f"{_rank_words(cause)} of job {job_id} logged an error {age_s:.0f} s ago: {cause.error.line}"
-        )
+        return finding
     facts = (waited, *_kernel_words(view, job.job.nodes, cause.error.at))
     what = f"Job {job_id} has made no step since an error {_after(run)}"
     return _bad_finding(view, finding, cause, run, what, age_s, facts)
@@ -146,6 +132,11 @@ def _again_finding(view: ClusterView, finding: Finding, run: PastRun, clause: st
     return replace(found, severity=Severity.WARNING)
 
 
+def _only_follows(cause: Cause) -> bool:
+    """Whether all that was logged follows from an error that no line tells of."""
+    return cause.only_consequence and cause.pattern != "nccl_watchdog"
+
+
 def _after(run: PastRun) -> str:
     return "before its first step" if run.last_step is None else f"after step {run.last_step}"
 
@@ -162,12 +153,9 @@ def _waited(job: JobView, cause: Cause, age_s: float, limits: PhaseLimits) -> st
     its = [rank for rank in dead if cause.rank is None or rank.process.rank == cause.rank]
     if its:
         first = max(its, key=dead_for_s)
-        gone_s = min(dead_for_s(first), age_s)
-        if gone_s >= GONE_FOR_S:
-            return (
-                f"rank {first.process.rank} ended {dead_for_s(first):.0f} s ago, "
-                f"{len(ranks) - len(dead)} ranks are left"
-            )
+        if min(dead_for_s(first), age_s) >= GONE_FOR_S:
+            left = f"{len(ranks) - len(dead)} ranks are left"
+            return f"rank {first.process.rank} ended {dead_for_s(first):.0f} s ago, {left}"
     limit = progress_limit(job, limits)
     still_s = job.run_age_s if job.progress is None else min(job.run_age_s, job.progress.age_s)
     if min(age_s, still_s) >= limit.seconds:
@@ -186,21 +174,21 @@ def _trains_again(job: JobView, limits: PhaseLimits) -> bool:
 def _past_finding(job_id: str, run: PastRun, view: ClusterView, trains_again: bool) -> Finding:
     """A run that was followed by another one of the same job. Who requeued it is not known: only a clear
     cause counts. `trains_again`: the newest run made steps, so that the end of this one is over, too."""
-    finding = _finding(job_id, run.restarts, "").ok(f"run {run.restarts} of job {job_id} has ended")
-    age_s = view.now - run.ended_at
+    finding = _finding(job_id, run.restarts)
+    over, age_s = finding.ok(f"run {run.restarts} of job {job_id} has ended"), view.now - run.ended_at
     if run.touched_at is not None:
         return finding.ok(f"run {run.restarts} of job {job_id} was ended by slurm-watchdog")
     if age_s > RECENT_S:
-        return finding.ok(f"run {run.restarts} of job {job_id} ended more than {duration(RECENT_S)} ago")
+        return over
     if trains_again and (run.started_again or age_s > LEAST_REPORTED_S):
         return finding.ok(f"job {job_id} was started again, and makes steps")
     if run.started_again:
         return _again_finding(view, finding, run, run.started_again, age_s)
     cause = find_cause(run)
     if age_s < LAST_WORDS_S and not _is_named(cause):
-        return finding.unknown("its last words may be on their way")
-    if cause is None or cause.from_outside or (cause.only_consequence and cause.pattern != "nccl_watchdog"):
         return finding
+    if cause is None or cause.from_outside or _only_follows(cause):
+        return over
     what = f"Run {run.restarts} of job {job_id} ended {_after(run)}"
     found = _bad_finding(view, finding, cause, run, what, age_s, ("it was requeued",))
     return replace(found, severity=Severity.WARNING)  # the job continues; what it cost is in the facts
@@ -216,31 +204,27 @@ def _is_named(cause: Cause | None) -> bool:
 
 def _ended_finding(ended: EndedJob, run: PastRun, view: ClusterView) -> Finding:
     job = ended.job
-    finding = _finding(job.job_id, job.restarts, "").ok(f"job {job.job_id} is {job.state}")
-    age_s = view.now - ended.ended_at
-    if job.state not in FAILED:
-        return finding
+    finding = _finding(job.job_id, job.restarts)
+    over, age_s = finding.ok(f"job {job.job_id} is {job.state}"), view.now - ended.ended_at
+    if job.state not in FAILED or age_s > RECENT_S:
+        return over
     if run.touched_at is not None:
         return finding.ok(f"job {job.job_id} was ended by slurm-watchdog")
-    if age_s > RECENT_S:
-        return finding.ok(f"job {job.job_id} ended {job.state} more than {duration(RECENT_S)} ago")
     cause = find_cause(run)
     if age_s < LAST_WORDS_S and not _is_named(cause):
-        return finding.unknown("its last words may be on their way")
+        return finding
     if job.starts_again:
         return _again_finding(view, finding, run, job.starts_again, age_s)
     after = "before its first step was seen" if run.last_step is None else f"after step {run.last_step}"
     ended_so = f"Job {job.job_id} ended {f'with {job.ended_with}' if job.ended_with else job.state} {after}"
     down = tuple(n.name for n in view.slurm_nodes if n.name in job.nodes and is_lost(n.state))
     if cause is None and job.state not in SLURMS_WORD and not job.ended_with:
-        return finding
+        return over
     if cause is None or (cause.only_consequence and job.state in SLURMS_WORD):
         facts = (*_kernel_words(view, job.nodes, ended.ended_at), *work_lost(run))
         facts += tuple([f"last words: {cause.error.line}"] if cause is not None else [])
         return finding.bad(
-            f"{ended_so}: its log does not say why."
-            if job.ended_with
-            else f"{ended_so}: that is Slurm's word, its log does not say why.",
+            f"{ended_so}{'' if job.ended_with else ', by Slurm'}: its log does not say why.",
             culprits=tuple(Culprit(node=n, reason="Slurm has lost it") for n in down),
             facts=facts,
             duration_s=age_s,

@@ -1,5 +1,4 @@
-"""`loss_nan`: the loss is NaN or infinite, several times in a row. One such step is skipped by mixed precision
-and means nothing.
+"""`loss_nan`: the loss is NaN or infinite, several times in a row: mixed precision skips a single such step.
 
 Fires: three losses in a row are NaN or infinite.
 Names: no rank or node: since which step, and from which a restart resumes.
@@ -9,30 +8,24 @@ save.
 
 from __future__ import annotations
 
+from itertools import takewhile
 from math import isfinite
 
 from slurm_watchdog.analysis.good_checkpoint import resumes_before
-from slurm_watchdog.detect.spec import DetectorSpec, Subject
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, each_job
 from slurm_watchdog.knowledge.limits import NAN_STEPS
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
 
-def detect(view: ClusterView) -> list[Finding]:
+@each_job
+def detect(view: ClusterView, job: JobView) -> Finding:
     """One finding for each running job."""
-    return [_job_finding(job, view.now) for job in view.jobs]
-
-
-def _job_finding(job: JobView, now: float) -> Finding:
     job_id = job.job.job_id
-    finding = SPEC.about_job(job_id, f"no loss of job {job_id} was seen")
+    finding = SPEC.about_job(job_id)
     if not job.losses:
         return finding
-    bad = []
-    for point in reversed(job.losses):
-        if isfinite(point.loss):
-            break
-        bad.append(point)
+    bad = list(takewhile(lambda point: not isfinite(point.loss), reversed(job.losses)))
     if len(bad) < NAN_STEPS:
         return finding.ok(f"the loss of job {job_id} is a number")
     first, last = bad[-1], job.losses[-len(bad) - 1] if len(job.losses) > len(bad) else None
@@ -43,7 +36,7 @@ def _job_finding(job: JobView, now: float) -> Finding:
         facts=("what is trained from here on is lost: go back to a checkpoint before that step", resumes.fact),
         actionable=resumes.helps and last is not None,
         good_checkpoint=resumes.good_path if last is not None else "",
-        duration_s=max(0.0, now - first.at),
+        duration_s=max(0.0, view.now - first.at),
     )
 
 

@@ -13,7 +13,7 @@ from math import isfinite
 from slurm_watchdog.analysis.good_checkpoint import resumes_before
 from slurm_watchdog.analysis.loss_spikes import LEAST, NEWEST, Spike, find_spikes
 from slurm_watchdog.analysis.memo import by_identity
-from slurm_watchdog.detect.spec import DetectorSpec, Subject
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, each_job
 from slurm_watchdog.knowledge.remediation_hints import hints_for
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, LossPoint
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
@@ -21,14 +21,11 @@ from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 LASTS_STEPS = 100  # Three times of what most spikes take to recover: before that nothing is done.
 
 
-def detect(view: ClusterView) -> list[Finding]:
+@each_job
+def detect(view: ClusterView, job: JobView) -> Finding:
     """One finding for each running job."""
-    return [_job_finding(job, view.now) for job in view.jobs]
-
-
-def _job_finding(job: JobView, now: float) -> Finding:
     job_id = job.job.job_id
-    finding = SPEC.about_job(job_id, f"too few losses of job {job_id} were seen")
+    finding = SPEC.about_job(job_id)
     points, spike = _spike(job.losses)
     if len(points) < LEAST + NEWEST:
         return finding
@@ -40,13 +37,10 @@ def _job_finding(job: JobView, now: float) -> Finding:
     is_clear = spike.begin > LEAST and points[-1].step - first.step >= LASTS_STEPS
     return finding.bad(
         f"The loss of job {job_id} jumped at step {first.step}: {points[-1].loss:.4g} now, {usual:.4g} before.",
-        facts=(
-            "most spikes recover within some 30 steps; if not, go back to a checkpoint and skip the data",
-            resumes.fact,
-        ),
+        facts=("most spikes recover within 30 steps; if not, go back to a checkpoint and skip the data", resumes.fact),
         actionable=resumes.helps and is_clear,
         good_checkpoint=resumes.good_path if is_clear else "",
-        duration_s=max(0.0, now - first.at),
+        duration_s=max(0.0, view.now - first.at),
     )
 
 

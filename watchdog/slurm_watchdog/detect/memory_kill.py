@@ -1,5 +1,4 @@
-"""`memory_kill`: the kernel killed a process of a job for memory. What follows from it (a rank that is missing, ranks
-that lost it, errors in the log) is explained by it.
+"""`memory_kill`: the kernel killed a process of a job for memory, which explains what follows from it.
 
 Fires: the kernel's log names a process of the job that it killed for memory: a rank at once; another process where
 the run ended within 5 min for no other reason, or is beyond the limit of a step. Not once a step was made since.
@@ -31,12 +30,8 @@ RECENT_S = 600.0  # A kill is reported for so long, or until the run makes steps
 
 def detect(view: ClusterView, limits: PhaseLimits) -> list[Finding]:
     """One finding for each run in which the kernel killed a process, or of which an incident is open."""
-    kills = memory_kills(view)
-    return [
-        finding
-        for job, run, found in _runs(view, kills)
-        if (finding := _finding(view, job, run, found, limits)) is not None
-    ]
+    found = (_finding(view, *each, limits) for each in _runs(view, memory_kills(view)))
+    return [finding for finding in found if finding is not None]
 
 
 def _runs(view: ClusterView, kills: Kills) -> Iterator[tuple[SlurmJob, JobView | PastRun, tuple[MemoryKill, ...]]]:
@@ -54,24 +49,21 @@ def _finding(
     view: ClusterView, job: SlurmJob, run: JobView | PastRun, kills: tuple[MemoryKill, ...], limits: PhaseLimits
 ) -> Finding | None:  # fmt: skip
     restarts = job.restarts if isinstance(run, JobView) else run.restarts
-    finding = SPEC.about(
-        f"run:{job.job_id}.{restarts}", f"the kernel killed no process of job {job.job_id}", job.job_id
-    )
+    finding = SPEC.about(f"run:{job.job_id}.{restarts}", job.job_id)
     recent = tuple(each for each in kills if view.now - each.at <= RECENT_S)
     if not recent:
         if view.asked is not None and finding.subject not in view.asked:
             return None
         unheard = set(job.nodes) - {node.name for node in view.nodes}
         if unheard or (isinstance(run, JobView) and (run.silent_nodes or run.run_age_s < RECENT_S)):
-            return finding.unknown(f"not every node of job {job.job_id} reports, or has for long enough")
-        ago = f"the newest kill in job {job.job_id} is more than {duration(RECENT_S)} old"
-        return finding.ok(ago if kills else finding.summary)
+            return finding
+        return finding.ok(f"the kernel has killed no process of job {job.job_id} within {duration(RECENT_S)}")
     reasons = [why_not(each, run, view.now) for each in recent]
     if all(reasons):
         return finding.ok(reasons[0])
     recent = tuple(each for each, why in zip(recent, reasons, strict=True) if not why)
     if not _is_reason(run, recent[0], limits):
-        return finding.unknown(f"{_who(recent)} {_were(recent)} {recent[0].words}")
+        return finding
     first, age_s = recent[0], view.now - min(each.at for each in recent)
     lost = () if isinstance(run, JobView) else work_lost(run)
     return finding.bad(

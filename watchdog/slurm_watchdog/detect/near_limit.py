@@ -1,5 +1,5 @@
 """`near_limit`: a job has nearly used up what it may have on a node (memory, processes, open files), or the node what
-all of them share. A notice: nothing has failed yet, and no one is suspected.
+all of them share.
 
 Fires: 95 % of a limit are in use for a minute (of memory: without the cache of files), a process or thread was
 refused within 10 min, or for a fifth of a minute all processes of the job or node waited for memory.
@@ -41,7 +41,7 @@ def detect(view: ClusterView) -> list[Finding]:
 
 
 def _finding(view: ClusterView, job: JobView, nodes: dict[str, NodeView]) -> Finding | None:
-    finding = SPEC.about_job(job.job.job_id, f"job {job.job.job_id} is not seen near a limit")
+    finding = SPEC.about_job(job.job.job_id)
     said = [
         each
         for name in job.job.nodes
@@ -60,8 +60,8 @@ def _finding(view: ClusterView, job: JobView, nodes: dict[str, NodeView]) -> Fin
         return None
     known = {node.name for node in view.nodes if node.usages}
     if job.silent_nodes or not known.issuperset(job.job.nodes):
-        return finding.unknown(f"not every node of job {job.job.job_id} says what is in use there")
-    return finding.ok(finding.summary)
+        return finding
+    return finding.ok(f"job {job.job.job_id} is not seen near a limit")
 
 
 def _said(node: NodeView, process_job: str, now: float) -> Iterator[tuple[float, str]]:

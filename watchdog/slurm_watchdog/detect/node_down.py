@@ -9,11 +9,11 @@ Acts: Slurm requeues the jobs of the node; one with a supervisor and `--no-kill`
 
 from __future__ import annotations
 
-from slurm_watchdog.analysis.lateness import is_late, is_unheard_of
+from slurm_watchdog.analysis.lateness import is_overdue
 from slurm_watchdog.analysis.slurm_nodes import asked_nodes, jobs_by_node
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.actions import Rung
-from slurm_watchdog.model.cluster_view import ClusterView, JobView
+from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 from slurm_watchdog.model.node_view import NodeView, SlurmNodeView, UnreachedNode
 from slurm_watchdog.model.slurm_states import is_away, is_lost
@@ -39,14 +39,7 @@ def detect(view: ClusterView) -> list[Finding]:
     nodes = [node for node in view.nodes if node.name in states] if states else []
     jobs = jobs_by_node(view) if nodes else {}
     return [
-        _node_finding(
-            view,
-            node,
-            states[node.name],
-            gone.get(node.name),
-            node.name in silent,
-            jobs.get(node.name, ()),
-        )
+        _node_finding(view, node, states[node.name], gone.get(node.name), node.name in silent, jobs.get(node.name, ()))
         for node in nodes
     ]
 
@@ -68,21 +61,15 @@ def _node_finding(
     quiet = silent or age_s > FRESH_S
     enough = LISTINGS if quiet else LISTINGS_REPORTING
     if slurm.lost_listings is not None and slurm.lost_listings < enough:
-        return finding.unknown(
-            f"Slurm has {node.name} as {slurm.state} in {slurm.lost_listings} of the {enough} listings that count"
-        )
-    agent = (
-        f"its agent has not reported for {age_s:.0f} s, too"
-        if quiet
-        else "yet its agent reports: the node runs, and Slurm does not reach its slurmd"
-    )
+        return finding
+    agent = "yet its agent reports: the node runs, and Slurm does not reach its slurmd"
+    agent = f"its agent has not reported for {age_s:.0f} s, too" if quiet else agent
     jobs = f" Jobs there: {', '.join(job_ids)}." if job_ids else ""
     reason = f" ({slurm.reason})" if slurm.reason else ""
-    severity = Severity.CRITICAL if job_ids else Severity.WARNING
     return finding.bad(
         f"Slurm has lost {node.name}: {slurm.state}{reason}; {agent}.{jobs}",
         job_ids=job_ids,
-        severity=severity,
+        severity=Severity.CRITICAL if job_ids else Severity.WARNING,
         culprits=(Culprit(node=node.name, reason=f"Slurm says {slurm.state}"),),
         facts=(f"scontrol show node {node.name}", f"{node.name}: {agent}"),
         duration_s=age_s if silent else 0.0,
@@ -105,9 +92,14 @@ def _gone(
         f"neither its agent, for {age_s:.0f} s, nor its slurmd ({gone.tries} connections in {gone.seconds:.0f} s) "
         "answers, while other nodes do"
     )
-    stand = [each for each in view.jobs if each.job.job_id in job_ids and _stands(each, age_s)]
+    stand = [
+        each
+        for each in view.jobs
+        if each.job.job_id in job_ids and each.progress is not None and is_overdue(each)
+        if each.progress.age_s >= age_s - LAST_STEPS * each.read_later_s
+    ]
     if not stand or len(stand) < len(job_ids):
-        return finding.unknown(f"{node.name}: {why}; whether its jobs make steps is not known")
+        return finding
     jobs = ", ".join(job_ids)
     return finding.bad(
         f"{node.name} is down: {why}; Slurm reports it as {slurm.state}. No step since in its jobs: {jobs}.",
@@ -118,14 +110,6 @@ def _gone(
         actionable=True,
         exclude_nodes=(node.name,),
     )
-
-
-def _stands(job: JobView, since_s: float) -> bool:
-    """Whether it is known that the job has made no step for so long, and that this is more than a pause."""
-    progress = job.progress
-    if progress is None or not is_late(job) or not is_unheard_of(progress):
-        return False
-    return progress.age_s >= since_s - LAST_STEPS * job.read_later_s
 
 
 SPEC = DetectorSpec(

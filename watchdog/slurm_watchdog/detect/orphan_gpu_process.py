@@ -1,14 +1,8 @@
-"""`orphan_gpu_process`: processes hold GPUs and belong to no running job. The agent counts their grace period;
-here they are reported.
+"""`orphan_gpu_process`: processes hold GPUs and belong to no running job.
 
-What one job of one user left behind is one finding, on however many nodes: an on-call engineer asks that
-user, or ends that job's processes, once. Nothing is lost by it, for decisions and the ladder's fences are
-about one process each. Of processes without a job only the user and the node are known to be common: they
-are one finding for each user on each node.
-
-A process may be ended, if a site wants that, only where nothing about it is a guess: it came from a job of
-an ordinary user, which its control group shows or the agent saw when that job ran here, and it has the
-device itself open.
+What one job of one user left behind is one finding, on however many nodes; of processes without a job, what each user
+has on each node. A process may be ended, if a site wants that, only where nothing about it is a guess: it came from a
+job of an ordinary user, which its control group shows or the agent saw, and it has the device itself open.
 
 Fires: a process holds a GPU and belongs to no running job for longer than `agent.orphan_grace`.
 Names: what one job left behind, on however many nodes, as one incident: processes, user, GPUs, memory in
@@ -82,9 +76,8 @@ def _holder_finding(subject: str, group: _Leftovers, back: set[str]) -> Finding:
         return _reported(subject, group, back)
     known = group.unknown or group.released
     whose, nodes = _whose(known[0][1], back), _node_names(known)
-    if group.unknown:
-        return SPEC.about(subject, f"whether processes {whose} still hold GPUs on {nodes} is not known")
-    return SPEC.about(subject).ok(f"no process {whose} holds a GPU on {nodes} any more")
+    finding = SPEC.about(subject)
+    return finding if group.unknown else finding.ok(f"no process {whose} holds a GPU on {nodes} any more")
 
 
 def _reported(subject: str, group: _Leftovers, back: set[str]) -> Finding:
@@ -95,11 +88,11 @@ def _reported(subject: str, group: _Leftovers, back: set[str]) -> Finding:
     gpus = [gpu.partition(" ")[2] for gpu in dict.fromkeys(gpus)]
     names = ", ".join(gpus) or "a GPU" if len(gpus) <= GPUS_IN_SENTENCE else f"{len(gpus)} GPUs"
     process_words = f"pid {first.pid} ({first.comm}), " if one else ""
+    count = "1 process" if one else f"{len(held)} processes"
     processes = tuple(process for each in held if (process := _may_be_ended(*each)))[:MAX_PROCESSES]
     return SPEC.about(subject).bad(
-        f"{len(held)} process{'' if one else 'es'} {_whose(first, back)} still "
-        f"hold{'s' if one else ''} {names} on "
-        f"{_node_names(held)}: {process_words}{_memory([holder for _, holder in held])}, for {duration(duration_s)}.",
+        f"{count} {_whose(first, back)} still hold{'s' if one else ''} {names} on {_node_names(held)}: {process_words}"
+        f"{_memory([holder for _, holder in held])}, for {duration(duration_s)}.",
         culprits=tuple(
             Culprit(
                 node=node.name,
@@ -171,15 +164,8 @@ def _facts(held: Sequence[Held], unknown: Sequence[Held]) -> Iterable[str]:
 
 def _may_be_ended(node: NodeView, holder: GpuHolder) -> GpuProcess | None:
     """The process as everybody who acts on it has to find it again; None if something about it is a guess."""
-    if (
-        not node.boot_id
-        or not holder.job_id
-        or not holder.was_in_job
-        or not holder.minors
-        or holder.uid <= MAX_SYSTEM_UID
-    ):
-        return None
-    return picked(GpuProcess, holder, node=node.name, boot_id=node.boot_id)
+    sure = node.boot_id and holder.job_id and holder.was_in_job and holder.minors and holder.uid > MAX_SYSTEM_UID
+    return picked(GpuProcess, holder, node=node.name, boot_id=node.boot_id) if sure else None
 
 
 SPEC = DetectorSpec(

@@ -1,5 +1,4 @@
-"""`partition_or_outage`: many agents fell silent at once. The cause is the network, the power or the
-controller's own link: no node is blamed.
+"""`partition_or_outage`: many agents fell silent at once, by the network, the power or the controller's own link.
 
 Fires: three agents or more, and more than 20 % of all, fell silent; or all of them.
 Names: the silent nodes, without blame.
@@ -27,9 +26,8 @@ def detect(view: ClusterView) -> list[Finding]:
     everybody = silent == known and silent > 1
     many = silent >= NODES and 100.0 * silent > PERCENT * known
     if not (everybody or many):
-        unheard = len(set(view.excused_nodes) - set(view.silent_nodes))
-        finding = SPEC.about("cluster", f"{known - silent - unheard} of {known} agents report")
-        return [finding if unheard else finding.ok(finding.summary)]
+        finding, unheard = SPEC.about("cluster"), set(view.excused_nodes) - set(view.silent_nodes)
+        return [finding if unheard else finding.ok(f"{known - silent} of {known} agents report")]
     mute = set(view.silent_nodes) - away_nodes(view)
     missing = [node for node in view.nodes if node.name in mute]
     shortest_s = min(view.now - node.reported_at for node in missing)

@@ -1,8 +1,5 @@
 """`rank_stopped`: a rank was stopped by a signal, or by a debugger, and its job waits for it.
 
-It is reported within seconds. It is acted on only if it was a signal, the rank was not continued, and
-the job is beyond its own limit: under a debugger nothing is ever restarted.
-
 Fires: a rank is in state T or t for 15 s.
 Names: the rank, and the command that continues it, or that says who holds it.
 Acts: requeues the job where you allow it, if the rank was stopped by a signal and the job is beyond its
@@ -11,16 +8,15 @@ limit; never under a debugger.
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
+from slurm_watchdog.analysis.job_state import made_last_step
 from slurm_watchdog.analysis.progress_limit import loop_clock
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.spec import DetectorSpec, Subject
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, each_job
 from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
 WORDS = {"T": "stopped by a signal", "t": "held by a debugger or tracer"}
 WHAT_TO_DO = {
@@ -31,23 +27,19 @@ WHAT_TO_DO = {
 STOPPED_FOR_S = 15.0  # A debugger that only looks (py-spy, gdb -batch) is done within seconds.
 
 
-def detect(view: ClusterView, limits: PhaseLimits) -> list[Finding]:
+@each_job
+def detect(view: ClusterView, job: JobView, limits: PhaseLimits) -> Finding:
     """One finding for each running job; `limits` are those of `collective_hang`."""
-    return [_job_finding(job, view.now, limits) for job in view.jobs]
-
-
-def _job_finding(job: JobView, now: float, limits: PhaseLimits) -> Finding:
     job_id = job.job.job_id
     finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or not job.ranks:
-        return finding.unknown(f"job {job_id} is {job.job.state}, {len(job.ranks)} ranks are known")
+        return finding
     stopped = [(rank, _stopped_s(job, rank)) for rank in job.living_ranks if rank.process.state in WORDS]
     long = sorted(((r, s) for r, s in stopped if s >= STOPPED_FOR_S), key=lambda each: -each[1])
     if not long:
         # A node that does not report may hold one: nothing is said, so that an incident about it stays open.
         unknown = stopped or job.silent_nodes or not job.every_rank_known
-        truth = Truth.UNKNOWN if unknown else Truth.OK
-        return replace(finding, truth=truth, summary=f"{len(stopped)} ranks of job {job_id} are stopped")
+        return finding if unknown else finding.ok(f"no rank of job {job_id} is stopped")
     culprits = tuple(rank.culprit(f"{WORDS[rank.process.state]} for {seconds:.0f} s") for rank, seconds in long)
     first, more = culprits[0], and_more(len(culprits))
     return finding.bad(
@@ -56,18 +48,15 @@ def _job_finding(job: JobView, now: float, limits: PhaseLimits) -> Finding:
         culprits=culprits,
         facts=tuple(WHAT_TO_DO[rank.process.state].format(rank.node, rank.process.pid) for rank, _ in long[:8]),
         duration_s=long[0][1],
-        actionable=_stands(job, now, limits) and all(rank.process.state == "T" for rank, _ in stopped),
+        actionable=_stands(job, view.now, limits) and all(rank.process.state == "T" for rank, _ in stopped),
     )
 
 
 def _stands(job: JobView, now: float, limits: PhaseLimits) -> bool:
     """Whether the loop has not turned for longer than is normal for it, and has some left to make."""
     progress, clock = job.progress, loop_clock(job, now, limits)
-    if progress is None and not clock.unread:
-        return False
-    if progress is not None and progress.total_steps is not None and progress.step >= progress.total_steps:
-        return False
-    return clock.age_s >= clock.limit.seconds
+    known = progress is not None or clock.unread
+    return known and not made_last_step(job) and clock.age_s >= clock.limit.seconds
 
 
 def _stopped_s(job: JobView, rank: ProcessView) -> float:

@@ -1,12 +1,9 @@
-"""`slow_job`: the job makes steps, but they take longer than they did. Reports since which step, and by how
-much.
+"""`slow_job`: the job makes steps, but they take longer than they did.
 
 Fires: the step time rose by 5 % or more and stays so for 30 steps and 5 minutes at least; in a noisier log only
 larger changes, and of a rise over hours what the hour of the day does not explain.
 Names: no rank or node: since which step, by how much. Where processes on one node wait for the processor, memory or
 storage, or its links are congested, unlike all others of the job, that is a fact, and suspects none.
-Note: step times alone name no node; where no signal names one either, the job's next runs on other nodes narrow down
-which it is: docs/nodes.md. While that lasts, a run that is slow from its beginning is compared with the job as it was.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from slurm_watchdog.analysis.step_statistics import comparable
 from slurm_watchdog.analysis.unlike_peers import facts_of
 from slurm_watchdog.base.averages import median
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.detect.spec import DetectorSpec, Subject
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, each_job
 from slurm_watchdog.knowledge.limits import option
 from slurm_watchdog.knowledge.remediation_hints import hints_for
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
@@ -54,40 +51,38 @@ class SlowJob:
     """So long it has to be slower: what jobs share is slow for some minutes now and then."""
 
 
-def detect(view: ClusterView, settings: SlowJob) -> list[Finding]:
+@each_job
+def detect(view: ClusterView, job: JobView, settings: SlowJob) -> Finding:
     """One finding for each running job."""
-    searches = {each.job_id: each for each in view.searches}
-    found = [(job, _judge(job, view.now, settings, searches.get(job.job.job_id))) for job in view.jobs]
-    bad = any(finding.truth is Truth.BAD for _, finding in found)
-    nodes = {node.name: node for node in view.nodes} if bad else {}
-    for at, (job, finding) in enumerate(found):
-        if finding.truth is Truth.BAD:
-            mine = [nodes[name] for name in job.job.nodes if name in nodes and name not in job.silent_nodes]
-            found[at] = job, replace(finding, facts=(*finding.facts, *facts_of(mine, job.job.process_id)))
-    return [finding for _, finding in found]
-
-
-def _judge(job: JobView, now: float, settings: SlowJob, search: SlowSearch | None) -> Finding:
-    """What its steps say; and while a slow node is looked for, what its runs say."""
-    finding = slowdown_finding(job, now, settings.percent / 100, settings.lasts)
-    return finding if search is None else _with_search(finding, job, search)
+    finding = slowdown_finding(job, view.now, settings.percent / 100, settings.lasts)
+    search = next((each for each in view.searches if each.job_id == job.job.job_id), None)
+    finding = finding if search is None else _with_search(finding, job, search)
+    if finding.truth is not Truth.BAD:
+        return finding
+    mine = {*job.job.nodes} - {*job.silent_nodes}
+    seen = facts_of([node for node in view.nodes if node.name in mine], job.job.process_id)
+    return replace(finding, facts=(*finding.facts, *seen))
 
 
 def slowdown_finding(job: JobView, now: float, shift: float, least_s: float) -> Finding:
     """What the step times of one job say; `shift` is the change that is looked for, 0.05 for 5 %, and has to have
     lasted for `least_s`."""
-    job_id, short = job.job.job_id, 0
-    finding = SPEC.about_job(job_id, f"too few steps of job {job_id} were seen")
+    job_id = job.job.job_id
+    finding = SPEC.about_job(job_id)
     recent = _recent(job.step_times, shift) if job.job.state == "RUNNING" else None
     if recent is None:
         return finding
-    for slow in _slowdowns(job, recent, shift):
-        if _is_long(slow, least_s):
-            return _slow_finding(finding, job, now, slow)
-        short = slow.steps
-    if short:
-        return finding.unknown(f"job {job_id} has made {short} slower steps: too few to judge its speed")
-    return finding.ok(f"the steps of job {job_id} take {recent.step_s:.3g} s, as they did")
+    found = list(_slowdowns(job, recent, shift))
+    slow = next((each for each in found if _is_long(each, least_s)), None)
+    if slow is None:  # of slower steps that are too few yet nothing is said
+        return finding if found else finding.ok(f"the steps of job {job_id} take {recent.step_s:.3g} s, as they did")
+    percent = 100 * (slow.after_s / slow.before_s - 1)
+    return finding.bad(
+        f"Job {job_id} is {percent:.1f} % slower since step {slow.first.step}: {slow.before_s:.4g} s a step before, "
+        f"{slow.after_s:.4g} s now.",
+        facts=(f"{slow.steps} steps since, {slow.compared} before to compare with",),
+        duration_s=max(0.0, now - slow.first.at),
+    )
 
 
 def _with_search(finding: Finding, job: JobView, search: SlowSearch) -> Finding:
@@ -98,8 +93,7 @@ def _with_search(finding: Finding, job: JobView, search: SlowSearch) -> Finding:
         facts = search_facts(search) if is_first_run(search, job) else ()
         return replace(finding, facts=(*finding.facts, *facts))
     if speed is None:  # the run in which it became slow, or one that cannot be told yet
-        unknown = finding.unknown(f"the speed of job {job_id} after its restart is not known yet")
-        return finding if is_first_run(search, job) else unknown
+        return finding if is_first_run(search, job) else finding.unknown()
     is_slow, words = speed
     if not is_slow:
         return finding.ok(f"job {job_id} is as fast as it was before step {search.step}: {words}")
@@ -150,17 +144,6 @@ def _slowdowns(job: JobView, recent: Recent, shift: float) -> Iterator[Slowdown]
 
 def _is_long(slow: Slowdown, least_s: float) -> bool:
     return slow.steps >= LEAST_STEPS and slow.steps * slow.after_s >= least_s
-
-
-def _slow_finding(finding: Finding, job: JobView, now: float, slow: Slowdown) -> Finding:
-    percent = 100 * (slow.after_s / slow.before_s - 1)
-    return finding.bad(
-        f"Job {job.job.job_id} is {percent:.1f} % slower since step {slow.first.step}: "
-        f"{slow.before_s:.4g} s a step before, "
-        f"{slow.after_s:.4g} s now.",
-        facts=(f"{slow.steps} steps since, {slow.compared} before to compare with",),
-        duration_s=max(0.0, now - slow.first.at),
-    )
 
 
 @by_identity

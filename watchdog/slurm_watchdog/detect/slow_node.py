@@ -1,17 +1,13 @@
 """`slow_node`: a job has become slower, and exactly one node (or a few of many) differs from the others: it is
 named, with the reason.
 
-All ranks wait for the slowest, so step times name no node, and neither does utilisation. What may name a
-node is what its hardware reports: clocks under load, what holds them back, power against the card's own
-past, the width of a link, heat, corrected errors that began with the slowness and do not end. What more
-than a few nodes have in common is the job's or the site's and blames none; a single corrected error is
-chance in any large job and counts for nothing.
+All ranks wait for the slowest, so step times name no node. What may name one is what its hardware reports: clocks under
+load, what holds them back, power against the card's own past, the width of a link, heat, corrected errors that began
+with the slowness and do not end. What more than a few nodes have in common blames none.
 
 Fires: `slow_job` fires, and one node, or few of many, differs from the others: clocks, what throttles them,
 power, heat, links, corrected errors, kernel lines since then.
 Names: the node, with the sign; where nothing tells the nodes apart, it is searched for: docs/nodes.md.
-Note: what many nodes have in common blames none of them. Congestion of links, and time that processes waited for the
-processor or storage, are facts beside a sign, and of `slow_job`: alone they name no node.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect import slow_job
 from slurm_watchdog.detect.slow_job import SlowJob
-from slurm_watchdog.detect.spec import DetectorSpec, Subject
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, each_job
 from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
@@ -51,14 +47,7 @@ LEAST_S = 60.0
 SLOW_VALUES_S = 150.0  # Links are read about once a minute; two looks, and a report.
 HEAT_EVENTS = frozenset({"cpu_throttled", "overheated", "nic_hot", "nic_power"})  # Kernel lines of which one is enough.
 CORRECTIONS = frozenset(
-    {
-        "memory_corrected",
-        "hardware_corrected",
-        "machine_check",
-        "pcie_corrected",
-        "rdma_error",
-        "nic_firmware",
-    }
+    {"memory_corrected", "hardware_corrected", "machine_check", "pcie_corrected", "rdma_error", "nic_firmware"}
 )
 """Kernel lines of which only a stream means something."""
 STREAM = 10  # Lines since the change.
@@ -77,40 +66,30 @@ class Sign(Struct):
     gpu: RankGpu | None = None
 
 
-def detect(view: ClusterView, settings: SlowJob) -> list[Finding]:
+@each_job
+def detect(view: ClusterView, job: JobView, settings: SlowJob) -> Finding | None:
     """One finding for each running job of more than one node; `settings` are those of slow_job."""
-    nodes = {node.name: node for node in view.nodes}
-    return [
-        _job_finding(view, job, [nodes[name] for name in job.job.nodes if name in nodes], settings)
-        for job in view.jobs
-        if len(job.job.nodes) > 1
-    ]
-
-
-def _job_finding(view: ClusterView, job: JobView, nodes: list[NodeView], settings: SlowJob) -> Finding:
-    job_id = job.job.job_id
+    if len(job.job.nodes) < 2:
+        return None
     slow = slow_job.slowdown_finding(job, view.now, settings.percent / 100, min(LEAST_S, settings.lasts))
-    finding = replace(slow, kind=SPEC.kind, severity=SPEC.severity, facts=(), culprits=())
+    finding = replace(slow, kind=SPEC.kind, severity=SPEC.severity, facts=())
     if slow.truth is not Truth.BAD:
         return finding
-    missing = sorted({*job.silent_nodes, *(set(job.job.nodes) - {node.name for node in nodes})})
-    finding = replace(finding, truth=Truth.UNKNOWN)
-    if missing:
-        return finding.unknown(f"no report from {', '.join(missing[:8])}: no node can be compared")
+    finding, mine = finding.unknown(), set(job.job.nodes)
+    nodes = [node for node in view.nodes if node.name in mine]
+    if job.silent_nodes or len(nodes) < len(mine):
+        return finding
     since = view.now - slow.duration_s - AROUND_S
     signs = [*_clocks(job), *_held_back(job), *_power(job), *_heat(job), *_links(job, view.now)]
     signs += [*_corrections(job, view.now, since), *_kernel(nodes, since), *_network(nodes, view.now, since)]
     few = max(1, int(MAX_ODD_SHARE * len(job.job.nodes)))
     odd = [sign for sign in signs if len({s.node for s in signs if s.signal == sign.signal}) <= few]
     named = sorted({sign.node for sign in odd})
-    if not named:
-        return finding.unknown(f"job {job_id} is slower, and no signal separates one of its nodes from the others")
-    if len(named) > few:
-        return finding.unknown(f"job {job_id} is slower, and {len(named)} of its nodes differ, each in another way")
-    more = and_more(len(named))
+    if not named or len(named) > few:
+        return finding
     first = next(sign for sign in odd if sign.node == named[0])
     return finding.bad(
-        f"{slow.summary} Unlike the others is {named[0]}{more}: {first.text}.",
+        f"{slow.summary} Unlike the others is {named[0]}{and_more(len(named))}: {first.text}.",
         culprits=tuple(culprit for name in named for culprit in _culprits(odd, name)),
         facts=(*(f"{sign.node}: {sign.text}" for sign in odd[:12]), *facts_of(nodes, job.job.process_id)),
         exclude_nodes=tuple(named),

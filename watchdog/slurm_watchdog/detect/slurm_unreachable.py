@@ -1,5 +1,4 @@
-"""`slurm_unreachable`: Slurm does not answer, or gives no usable answer. The controller then knows no job for
-certain, and takes no action.
+"""`slurm_unreachable`: Slurm does not answer, or gives no usable answer.
 
 Fires: Slurm has not answered a listing for 60 s.
 Names: nothing.
@@ -18,21 +17,15 @@ SILENT_FOR_S = 60.0  # Without an answer to a listing: several of them, 10 s apa
 def detect(view: ClusterView) -> list[Finding]:
     """One finding. Before the first answer the time since the controller's start counts."""
     age_s = view.watched_s if view.slurm_age_s is None else view.slurm_age_s
-    answered = view.slurm_age_s is not None and not view.slurm_excused
-    finding = SPEC.about("slurm", "Slurm has not answered since this controller started, or stalled")
-    if age_s >= SILENT_FOR_S:
-        # What is of no use is mended in another place than what does not come.
-        what = f"Slurm has not answered for {age_s:.0f} s"
-        if view.slurm_problem:
-            what = f"Slurm answers, but for {age_s:.0f} s nothing that can be used ({view.slurm_problem})"
-        facts = (
-            "on this machine: scontrol ping; squeue",
-            "journalctl -u slurm-watchdog-controller says what it answered",
-        )
-        return [
-            finding.bad(f"{what}: no job is judged and nothing is done until it does.", facts=facts, duration_s=age_s)
-        ]
-    return [finding.ok("Slurm answers") if answered else finding]
+    finding = SPEC.about("slurm")
+    if age_s < SILENT_FOR_S:
+        answered = view.slurm_age_s is not None and not view.slurm_excused
+        return [finding.ok("Slurm answers") if answered else finding]
+    what = f"Slurm has not answered for {age_s:.0f} s"
+    if view.slurm_problem:
+        what = f"Slurm answers, but for {age_s:.0f} s nothing that can be used ({view.slurm_problem})"
+    facts = ("on this machine: scontrol ping; squeue", "journalctl -u slurm-watchdog-controller says what it answered")
+    return [finding.bad(f"{what}: no job is judged and nothing is done until it does.", facts=facts, duration_s=age_s)]
 
 
 SPEC = DetectorSpec(

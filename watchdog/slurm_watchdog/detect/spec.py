@@ -8,15 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.actions import Rung
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.cluster_view import ClusterView
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
 STORAGE = (IncidentKind.FILESYSTEM_OUTAGE, IncidentKind.FILESYSTEM_STALL)
 """Kinds that explain whatever hangs in the same job."""
+
+
+def each_job(judge: Callable[..., Finding | None]) -> Callable[..., list[Finding]]:
+    """A detector of what judges one running job, given the view, the job and the settings; None: nothing to say."""
+
+    @wraps(judge)
+    def detect(view: ClusterView, *settings: Any) -> list[Finding]:
+        return [found for job in view.jobs if (found := judge(view, job, *settings)) is not None]
+
+    return detect
 
 
 class Subject(StrEnum):
@@ -93,20 +105,13 @@ class DetectorSpec:
     alerts: tuple[str, ...] = ()
     """Rules of deploy/prometheus/alerts.yaml that ask for incidents of this kind."""
 
-    def about_job(self, job_id: str, summary: str = "") -> Finding:
+    def about_job(self, job_id: str) -> Finding:
         """A finding about a running job: UNKNOWN until the detector says more."""
-        return self.about(f"job:{job_id}", summary, job_id)
+        return self.about(f"job:{job_id}", job_id)
 
-    def about(self, subject: str, summary: str = "", *job_ids: str) -> Finding:
+    def about(self, subject: str, *job_ids: str) -> Finding:
         """A finding about whatever it is: UNKNOWN until the detector says more."""
-        return Finding(
-            kind=self.kind,
-            subject=subject,
-            truth=Truth.UNKNOWN,
-            summary=summary,
-            job_ids=job_ids,
-            severity=self.severity,
-        )
+        return Finding(kind=self.kind, subject=subject, job_ids=job_ids, severity=self.severity)
 
     @property
     def arguments(self) -> tuple[type[Any], ...]:

@@ -1,13 +1,8 @@
 """`stalled_progress`: no step beyond the limit, and no other detector has a better name for it.
 
-At the limit itself only if it is known of every rank that it does nothing, and nothing more; after
-`still_limit` if their stacks are known, too, and do not move where no rank waits in a collective (a sleep,
-a socket, a file that is to appear: it may be right); otherwise, and where a rank works, after `busy_limit`.
-
-Before the first step there is no limit that was learned: to load, to index and to compile may take an hour.
-A program that never writes a step which can be read, and one that trains nothing (a server, a notebook),
-look alike without end. So `start_limit` is long, the log has to be readable and to show a training (or an
-earlier run of the job has made steps), and the ranks have to be known to be idle.
+Before the first step there is no limit that was learned: to load, to index and to compile may take an hour. A program
+that never writes a step which can be read, and one that trains nothing, look alike without end. So `start_limit` is
+long, the log has to show a training (or an earlier run has made steps), and the ranks have to be known to be idle.
 
 Fires: no step beyond the limit: at once if no rank does anything and no stack shows more; after `still_limit` (10 min)
 if all stacks are motionless outside of any collective; else after `busy_limit` (30 min; 45 min while a checkpoint is
@@ -23,11 +18,11 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis import stepless_runs
 from slurm_watchdog.analysis.held_processes import rank_on_storage
-from slurm_watchdog.analysis.job_state import has_ended
+from slurm_watchdog.analysis.job_state import has_ended, is_unseen
 from slurm_watchdog.analysis.learned_limit import Limit
 from slurm_watchdog.analysis.progress_limit import (
+    ENDS,
     LoopClock,
     has_grown_since,
     has_just_grown,
@@ -37,8 +32,9 @@ from slurm_watchdog.analysis.progress_limit import (
     with_a_step,
 )
 from slurm_watchdog.analysis.rank_activity import LoopState, all_compute, few_idle_among_busy, loop_state
+from slurm_watchdog.analysis.stepless_runs import may_be_right
 from slurm_watchdog.detect.collective_hang import CollectiveHang, hang_finding
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, each_job
 from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.hang_findings import phase_fact
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
@@ -74,41 +70,32 @@ class StalledProgress:
     start_limit: float = span(5400.0, "Time to the first step, reported only if ranks are known to do nothing.")
 
 
-def detect(view: ClusterView, settings: StalledProgress, hang: CollectiveHang) -> list[Finding]:
+@each_job
+def detect(view: ClusterView, job: JobView, settings: StalledProgress, hang: CollectiveHang) -> Finding:
     """One finding for each running job. `hang` has what its limits are learnt by."""
-    return [_job_finding(job, view.now, hang, settings) for job in view.jobs]
-
-
-def _job_finding(job: JobView, now: float, hang: CollectiveHang, settings: StalledProgress) -> Finding:
-    job_id, progress = job.job.job_id, job.progress
+    job_id, progress, now = job.job.job_id, job.progress, view.now
     finding = SPEC.about_job(job_id)
-    if job.job.state != "RUNNING" or job.silent_nodes:
-        return finding.unknown(f"job {job_id} is {job.job.state}, {len(job.silent_nodes)} nodes are silent")
-    if not job.living_ranks:
-        return finding.unknown(f"no living rank of job {job_id} has been seen")
+    if is_unseen(job) or not job.living_ranks:
+        return finding
     clock = loop_clock(job, now, hang)
     if clock.unread and clock.age_s >= clock.limit.seconds:
         return _without_steps(job, finding, clock, now, hang)
     if progress is None:
         return _before_the_first_step(job, finding, now, hang, settings)
     if has_ended(job):
-        return finding.unknown(f"job {job_id} has made its last step")
-    limit = progress_limit(job, hang)
-    age_s = progress.age_s
+        return finding
+    limit, age_s = progress_limit(job, hang), progress.age_s
     finding = replace(finding, duration_s=age_s)
-    if age_s < limit.seconds and progress.shared:
-        return finding.unknown(f"two programs count in {progress.source}: whether each makes progress does not show")
-    if age_s < limit.seconds and not makes_steps(job, hang):
-        return finding.unknown(f"no new step of job {job_id} has been seen yet")
     if age_s < limit.seconds:
-        return finding.ok(f"job {job_id} makes progress")
+        known = not progress.shared and makes_steps(job, hang)
+        return finding.ok(f"job {job_id} makes progress") if known else finding
     if hang_finding(job, now, hang).truth is Truth.BAD:
-        return finding.unknown("its ranks are seen to wait for each other: a collective_hang")
+        return finding
     evidence = _evidence(job, now, limit.seconds)
     waits_for_stacks = not job.snapshots and age_s < limit.seconds + STACKS_PATIENCE_S
     patient = age_s < _patient_s(job, now, limit, hang, settings) or has_just_grown(job)
     if patient and (not evidence.stands or waits_for_stacks):
-        return finding.unknown(f"no step for {age_s:.0f} s; {evidence.why}")
+        return finding
     still = _stands_still(job, vote(job.snapshots, job.ranks), now, limit.seconds)
     still = still or _stands_without_stacks(job, evidence, age_s, settings)
     beyond = f"no step for {age_s:.0f} s (limit {limit.seconds:.0f} s, {limit.reason})"
@@ -126,10 +113,9 @@ def _patient_s(job: JobView, now: float, limit: Limit, hang: CollectiveHang, set
     if evaluates and all_compute(job, now, limit.seconds):
         patient_s = max(patient_s, EVALUATING * with_a_step(job, hang.evaluation_floor))
     saved = job.saving_age_s is not None and job.saving_age_s < limit.seconds
-    if job.progress is not None and has_grown_since(job, job.progress.age_s):
-        saved = True
-    log_says_saving = job.progress is not None and job.progress.phase == "checkpointing"
-    if saved or log_says_saving or voted.checkpointing:
+    if job.progress is not None:
+        saved = saved or has_grown_since(job, job.progress.age_s) or job.progress.phase == "checkpointing"
+    if saved or voted.checkpointing:
         patient_s = max(patient_s, SAVING * with_a_step(job, hang.checkpoint_floor))
     return patient_s
 
@@ -159,18 +145,15 @@ def _without_steps(job: JobView, finding: Finding, clock: LoopClock, now: float,
     stacks themselves show that every rank hangs."""
     finding = replace(finding, duration_s=clock.age_s)
     if hang_finding(job, now, hang).truth is Truth.BAD:
-        return finding.unknown("its ranks are seen to wait for each other: a collective_hang")
+        return finding
     limit_s = clock.limit.seconds
     evidence = _evidence(job, now, limit_s)
     saves = job.saving_age_s is not None and job.saving_age_s < SAVING * hang.checkpoint_floor
     voted = vote(job.snapshots, job.ranks)
     still = _stands_still(job, voted, now, limit_s) if voted.groups else evidence.stands is True
-    if not still or saves or has_just_grown(job):
-        return finding.unknown(f"{clock.words}; {evidence.why}")
     dumped = [Culprit(node=rank.node, pid=rank.process.pid, reason="") for rank in job.ranks if voted.groups]
-    objection = stepless_runs.objection_to_hang(job, clock, tuple(dumped), now)
-    if objection:
-        return finding.unknown(f"{clock.words}, and {objection}")
+    if not still or saves or has_just_grown(job) or may_be_right(job, clock, tuple(dumped), now):
+        return finding
     what = (
         f"has stopped after it had trained, and its steps cannot be read: {clock.words} "
         f"(limit {limit_s:.0f} s, {clock.limit.reason})"
@@ -179,32 +162,22 @@ def _without_steps(job: JobView, finding: Finding, clock: LoopClock, now: float,
 
 
 def _before_the_first_step(
-    job: JobView,
-    finding: Finding,
-    now: float,
-    hang: CollectiveHang,
-    settings: StalledProgress,
+    job: JobView, finding: Finding, now: float, hang: CollectiveHang, settings: StalledProgress
 ) -> Finding:
-    job_id, age_s, limit_s = job.job.job_id, job.run_age_s, settings.start_limit
-    none = f"no step of job {job_id} has been seen"
+    age_s, limit_s = job.run_age_s, settings.start_limit
     if age_s < limit_s:
-        return finding.unknown(f"{none} yet")
+        return finding
     finding = replace(finding, duration_s=age_s)
-    if job.log is None or not job.log.whole:
-        return finding.unknown(f"{none}: its log cannot be read")
-    if job.phase is None and not any(run.steps_seen for run in job.past):
-        return finding.unknown(f"{none}, and nothing shows that it trains")
-    if job.phase == "finishing":
-        return finding.unknown(f"{none}, and its log announces its end")
+    trains = job.phase is not None or any(run.steps_seen for run in job.past)
+    if job.log is None or not job.log.whole or not trains or job.phase == ENDS:
+        return finding
     if hang_finding(job, now, hang).truth is Truth.BAD:
-        return finding.unknown("its ranks are seen to wait for each other: a collective_hang")
+        return finding
     seen = _evidence(job, now, limit_s)
     if not seen.stands and not vote(job.snapshots, job.ranks).groups:
         seen = few_idle_among_busy(job, now, limit_s)
-    if not seen.stands:
-        return finding.unknown(f"{none}; {seen.why}")
-    if seen.in_collective and job.log.grew_age_s < limit_s / 2:
-        return finding.unknown(f"{none}; its log grew {job.log.grew_age_s:.0f} s ago")
+    if not seen.stands or (seen.in_collective and job.log.grew_age_s < limit_s / 2):
+        return finding
     what = (
         f"has made no first step for {age_s:.0f} s (limit {limit_s:.0f} s, phase {job.phase or 'starting'}), "
         f"and its log is silent since {job.log.grew_age_s:.0f} s"

@@ -1,15 +1,8 @@
 """`straggler`: a job that makes steps has become slower, and one rank (or those of one node) keeps the others waiting.
 
-Nothing of the training is changed: agents see how much each rank waits, by the sleep of its main thread or by its GPU.
-A rank that does not spend on waiting the time by which a step has become longer, while all others do, is the
-straggler. The evidence is statistical, with its confidence; it says where the time goes and not why: hardware, the
-rank's data, or its part of the program. See docs/how-it-judges.md.
-
 Fires: the job is slower than it was (as for `slow_job`), and of the added time one rank, or the ranks of one node,
 wait for nearly nothing while nearly all others wait for nearly all of it; not by chance in 10,000 cases.
 Names: the ranks, with how much of the added time they and the others wait; and where dumps found them most often.
-Note: no rank is identified if all ranks are slower, if another one is late in each step, where rank 0 alone is late (it
-logs and saves), below four ranks, or where waiting cannot be seen (Open MPI without a GPU that is seen).
 """
 
 from __future__ import annotations
@@ -18,7 +11,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.straggler import Lateness, dumped, lateness
 from slurm_watchdog.detect.slow_job import Slowdown, SlowJob, slowdown_finding, slowdown_of
-from slurm_watchdog.detect.spec import DetectorSpec, Subject
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, each_job
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, StackRequest, Truth
@@ -30,25 +23,21 @@ APART_S = 20.0  # Between two of them: other steps, and mostly another moment of
 SUREST = 0.9999  # More is not claimed: the model is not that exact.
 
 
-def detect(view: ClusterView, settings: SlowJob) -> list[Finding]:
+@each_job
+def detect(view: ClusterView, job: JobView, settings: SlowJob) -> Finding:
     """One finding for each running job; `settings` are those of slow_job."""
-    return [_judge(job, view.now, settings) for job in view.jobs]
-
-
-def _judge(job: JobView, now: float, settings: SlowJob) -> Finding:
     job_id, shift = job.job.job_id, settings.percent / 100
-    finding = SPEC.about_job(job_id, f"the speed of job {job_id} is not known")
+    finding = SPEC.about_job(job_id)
     slow = slowdown_of(job, shift, settings.lasts) if job.job.state == "RUNNING" else None
     if slow is None:
-        steady = slowdown_finding(job, now, shift, settings.lasts).truth is Truth.OK
+        steady = slowdown_finding(job, view.now, shift, settings.lasts).truth is Truth.OK
         return finding.ok(f"job {job_id} is not slower than it was") if steady else finding
     if job.silent_nodes or not job.every_rank_known or job.phase is not None:
-        return finding.unknown(f"not all ranks of job {job_id} are seen training")
+        return finding
     found = lateness(job.waits, slow.first.at, slow.after_s / slow.before_s - 1, len(job.ranks))
     if found.truth is not Truth.BAD:
-        about = f"who keeps job {job_id} waiting: {found.why}"
-        return finding.ok(about) if found.truth is Truth.OK else finding.unknown(about)
-    return _with_dumps(finding, job, now, slow, found)
+        return finding.ok(f"no rank of job {job_id} keeps it waiting") if found.truth is Truth.OK else finding
+    return _with_dumps(finding, job, view.now, slow, found)
 
 
 def _with_dumps(finding: Finding, job: JobView, now: float, slow: Slowdown, found: Lateness) -> Finding:
@@ -59,16 +48,10 @@ def _with_dumps(finding: Finding, job: JobView, now: float, slow: Slowdown, foun
     if taken < DUMPS or (stacks.others_wait is Truth.UNKNOWN and not found.by_gpu):
         finding = replace(finding, wanted=(StackRequest(job_id=job.job.job_id, apart_s=APART_S, usual=True),))
     job_id, who = job.job.job_id, _who(found)
-    if stacks.late_waits:
-        return finding.unknown(f"{who} of job {job_id} does not wait as the others do, but stacks show it waiting")
-    if not found.by_gpu and stacks.others_wait is not Truth.OK:
-        return finding.unknown(f"whether the others of job {job_id} wait for {who} is not known from stacks yet")
+    if stacks.late_waits or (not found.by_gpu and stacks.others_wait is not Truth.OK):
+        return finding
     added = slow.after_s - slow.before_s
     percent = 100 * added / slow.before_s
-    confidence = min(SUREST, found.confidence)
-    facts = [_shares(found, added)]
-    if stacks.place:
-        facts.append(f"stacks found it most often in {stacks.place}")
     seats = {(rank.node, rank.process.pid): rank for rank in job.ranks}
     culprits = tuple(
         seats[key].culprit(f"does not wait while the others do ({_percent(each.waits)} of the added time)")
@@ -77,9 +60,12 @@ def _with_dumps(finding: Finding, job: JobView, now: float, slow: Slowdown, foun
     )
     return finding.bad(
         f"Job {job_id} is {percent:.1f} % slower since step {slow.first.step}, and {who} keeps the "
-        f"others waiting (confidence {confidence:.4f}).",
+        f"others waiting (confidence {min(SUREST, found.confidence):.4f}).",
         culprits=culprits,
-        facts=tuple(facts),
+        facts=(
+            _shares(found, added),
+            *([f"stacks found it most often in {stacks.place}"] if stacks.place else []),
+        ),
         duration_s=max(0.0, now - slow.first.at),
     )
 
@@ -90,16 +76,12 @@ def _who(found: Lateness) -> str:
 
 
 def _shares(found: Lateness, added_s: float) -> str:
-    mine = sum(each.waits for each in found.late) / len(found.late)
+    mine, theirs = sum(each.waits for each in found.late) / len(found.late), found.peers_wait
+    does, others = "it waits", ", the other"
     if found.by_gpu:
-        return (
-            f"of the {added_s:.3g} s by which a step has become longer its GPU idles {_percent(1 - mine)}, those of "
-            f"the other {found.peers} ranks {_percent(1 - found.peers_wait)}"
-        )
-    return (
-        f"of the {added_s:.3g} s by which a step has become longer it waits {_percent(mine)}, the other "
-        f"{found.peers} ranks {_percent(found.peers_wait)}"
-    )
+        mine, theirs, does, others = 1 - mine, 1 - theirs, "its GPU idles", ", those of the other"
+    longer = f"of the {added_s:.3g} s by which a step has become longer"
+    return f"{longer} {does} {_percent(mine)}{others} {found.peers} ranks {_percent(theirs)}"
 
 
 def _percent(share: float) -> str:

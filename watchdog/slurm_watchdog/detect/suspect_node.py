@@ -35,14 +35,9 @@ def detect(view: ClusterView) -> list[Finding]:
     for name in sorted(asked | known.keys()):
         finding, suspect = SPEC.about(f"node:{name}"), known.get(name, NodeSuspicion(node=name))
         if suspect.score >= SUSPECT_FROM:
-            is_gone = name in out
-            found.append(
-                finding.unknown(f"{name} is suspect, and out of service") if is_gone else _bad(finding, suspect)
-            )
-        elif name in asked and suspect.score >= UNTIL:
-            found.append(finding.unknown(f"{name} was suspect, and the suspicion fades"))
+            found.append(finding if name in out else _bad(finding, suspect))
         elif name in asked:
-            found.append(finding.ok(f"{name} is not suspect any more"))
+            found.append(finding if suspect.score >= UNTIL else finding.ok(f"{name} is not suspect any more"))
     return found
 
 

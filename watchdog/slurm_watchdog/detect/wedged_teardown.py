@@ -1,10 +1,4 @@
-"""`wedged_teardown`: the training is over, by its last step or by an error, and the job stays RUNNING with
-ranks that do nothing.
-
-A job ends in many ways that look alike for a while: a last evaluation, a last checkpoint, an upload. So it
-has 10 min, and as long as a rank works, or that is not known, half an hour. Where every rank sits
-motionless in the teardown of its process group there is nothing left to wait for: 2 min, whether
-or not the log says that the training is over.
+"""`wedged_teardown`: the training is over, by its last step or by an error, and ranks that do nothing stay.
 
 Fires: the last step is made, or an error ended the loop, and the ranks stay: after 10 min, or 30 while a rank works;
 after 2 min where all that are left sit motionless in the teardown of their process group.
@@ -17,18 +11,18 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.job_state import has_ended, last_error
+from slurm_watchdog.analysis.job_state import has_ended, is_unseen, last_error
 from slurm_watchdog.analysis.progress_limit import has_grown_within, makes_steps, progress_limit, with_a_step
 from slurm_watchdog.analysis.rank_activity import loop_state
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, each_job
 from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.stacks.sentences import group_words
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, ErrorLine, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, StackRequest, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, StackRequest
 
 NAMED = 16
 STACKS_APART_S = 15.0
@@ -40,32 +34,23 @@ BUSY_LIMIT_S = 1800.0
 """In place of GRACE_S while a rank works (a last checkpoint, an evaluation), or that is not known."""
 
 
-def detect(view: ClusterView, hang: PhaseLimits) -> list[Finding]:
+@each_job
+def detect(view: ClusterView, job: JobView, hang: PhaseLimits) -> Finding:
     """One finding for each running job. `hang` has what the limits of steps are learnt by."""
-    return [_job_finding(job, view.now, hang) for job in view.jobs]
-
-
-def _job_finding(job: JobView, now: float, hang: PhaseLimits) -> Finding:
-    job_id, progress, ranks = job.job.job_id, job.progress, job.ranks
-    finding = SPEC.about_job(job_id)
-    if job.job.state != "RUNNING" or job.silent_nodes or progress is None or not ranks:
-        return finding.unknown(f"job {job_id} is {job.job.state}, has not begun, or a node of it is silent")
-    alive = job.living_ranks
-    error = None if has_ended(job) else last_error(job)
+    progress, now, alive = job.progress, view.now, job.living_ranks
+    finding = SPEC.about_job(job.job.job_id)
+    if is_unseen(job) or progress is None:
+        return finding
     if not alive:
-        return finding.ok(f"no rank of job {job_id} is left")
-    if not (has_ended(job) or error):
+        return finding.ok(f"no rank of job {job.job.job_id} is left")
+    if has_ended(job):
+        age_s = min(progress.age_s, progress.phase_age_s) if progress.phase == "finishing" else progress.age_s
+        return _after_last_step(job, replace(finding, duration_s=age_s), alive, now)
+    error = last_error(job)
+    if error is None:
         return _finding_without_last_step(job, finding, now, hang)
-    age_s = progress.age_s if error is None else error.age_s
-    if progress.phase == "finishing":
-        age_s = min(age_s, progress.phase_age_s)
-    finding = replace(finding, duration_s=age_s)
-    limit_s = progress_limit(job, hang).seconds
-    if error is not None:
-        if len(alive) < len(ranks):
-            return finding.unknown(f"a rank of job {job_id} has exited")
-        return _after_error(job, finding, error, now, limit_s)
-    return _after_last_step(job, finding, alive, now)
+    finding = replace(finding, duration_s=error.age_s)
+    return finding if job.gone_ranks else _after_error(job, finding, error, now, progress_limit(job, hang).seconds)
 
 
 def _finding_without_last_step(job: JobView, finding: Finding, now: float, hang: PhaseLimits) -> Finding:
@@ -75,15 +60,12 @@ def _finding_without_last_step(job: JobView, finding: Finding, now: float, hang:
     age_s = job.progress.age_s
     limit_s = max(progress_limit(job, hang).seconds, TEARDOWN_S)
     alive, gone = job.living_ranks, len(job.gone_ranks)
-    if not makes_steps(job, hang) and (age_s < limit_s or 0 < gone < len(alive)):
-        return finding.unknown(f"no new step of job {job.job.job_id} has been seen yet")
+    unsure = finding.ok(f"job {job.job.job_id} trains") if makes_steps(job, hang) else finding
     if age_s < limit_s or 0 < gone < len(alive):
-        return finding.ok(f"job {job.job.job_id} trains")
+        return unsure
     voted = vote(job.snapshots, alive)
-    seen = loop_state(job, now, TEARDOWN_S)
-    if not (_torn_down(voted, len(alive)) and seen.stands):
-        truth = Truth.OK if makes_steps(job, hang) else Truth.UNKNOWN
-        return replace(finding, truth=truth, summary=f"job {job.job.job_id} is not seen to end")
+    if not (_torn_down(voted, len(alive)) and loop_state(job, now, TEARDOWN_S).stands):
+        return unsure
     named = tuple(_still_there(rank) for rank in alive[:NAMED])
     what = f"made its last step {age_s:.0f} s ago, as its stacks say,"
     why = _by_stacks(voted)[1] + _have_left(gone, len(job.ranks))
@@ -100,23 +82,21 @@ def _torn_down(voted: Vote, ranks: int) -> bool:
 
 def _after_error(job: JobView, finding: Finding, error: ErrorLine, now: float, limit_s: float) -> Finding:
     """An error ended the loop, and every rank is still there: reported if it is known that no rank does anything."""
-    if vote(job.snapshots, job.ranks).groups or finding.duration_s < limit_s:
-        return finding.unknown(f"there was an error {error.age_s:.0f} s ago: {error.event.line}")
+    if finding.duration_s < limit_s or vote(job.snapshots, job.ranks).groups:
+        return finding
     seen = loop_state(job, now, limit_s)
     if not seen.stands:
-        return finding.unknown(f"there was an error {error.age_s:.0f} s ago; {seen.why}")
+        return finding
     rank = next((r for r in job.ranks if r.process.rank == error.event.rank), None)
     named = seen.culprits if rank is None else (_still_there(rank),)
-    return _wedged_finding(
-        job, finding, f"ended with an error {error.age_s:.0f} s ago", named, seen.why, (error.event.line,)
-    )
+    what = f"ended with an error {error.age_s:.0f} s ago"
+    return _wedged_finding(job, finding, what, named, seen.why, (error.event.line,))
 
 
 def _after_last_step(job: JobView, finding: Finding, alive: Sequence[ProcessView], now: float) -> Finding:
     """The last step is made: reported after the grace if no rank does anything, later if that is not known."""
-    wanted = StackRequest(job_id=job.job.job_id, apart_s=STACKS_APART_S)
     if finding.duration_s >= STACKS_FROM_SHARE * TEARDOWN_S:
-        finding = replace(finding, wanted=(wanted,))
+        finding = replace(finding, wanted=(StackRequest(job_id=job.job.job_id, apart_s=STACKS_APART_S),))
     voted = vote(job.snapshots, alive)
     seen = loop_state(job, now, GRACE_S)
     stands, why = (seen.stands, seen.why) if not voted.groups else _by_stacks(voted)
@@ -125,14 +105,12 @@ def _after_last_step(job: JobView, finding: Finding, alive: Sequence[ProcessView
         gone_quiet = loop_state(job, now, TEARDOWN_S).stands and _torn_down(voted, len(alive))
         patient_s = TEARDOWN_S if gone_quiet else GRACE_S
     if finding.duration_s < patient_s or (not stands and has_grown_within(job, GRACE_S)):
-        summary = f"job {job.job.job_id} made its last step {finding.duration_s:.0f} s ago; {why}"
-        return finding.unknown(summary)
+        return finding
     finding = replace(finding, actionable=stands is True)
     named = voted.outside or seen.culprits or tuple(_still_there(rank) for rank in alive[:NAMED])
-    gone = _have_left(len(job.ranks) - len(alive), len(job.ranks))
-    return _wedged_finding(
-        job, finding, f"made its last step {finding.duration_s:.0f} s ago", named, why + gone, _places(voted)
-    )
+    why += _have_left(len(job.ranks) - len(alive), len(job.ranks))
+    what = f"made its last step {finding.duration_s:.0f} s ago"
+    return _wedged_finding(job, finding, what, named, why, _places(voted))
 
 
 def _have_left(gone: int, ranks: int) -> str:

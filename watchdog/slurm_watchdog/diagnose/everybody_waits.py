@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.held_processes import process_on_storage
+from slurm_watchdog.analysis.job_state import made_last_step
 from slurm_watchdog.analysis.links import DOWN_S, MOVES_BYTES_S, complaints, rates_of, rising_of, stopped
 from slurm_watchdog.analysis.rank_activity import LoopState
 from slurm_watchdog.analysis.unlike_peers import congestion
@@ -45,8 +46,7 @@ def with_everybody(job: JobView, found: Finding, seen: LoopState, patient_s: flo
     `patient_s` if the dumps are fresh and it is known of every rank (`seen`) that it does nothing else."""
     late = _late_by_gpu(seen)
     summary = f"{found.summary.removesuffix('.')}; {what_they_do(late)}." if late else found.summary
-    progress = job.progress
-    finished = progress is None or (progress.total_steps is not None and progress.step >= progress.total_steps)
+    finished = job.progress is None or made_last_step(job)
     known = seen.stands is True and job.snapshots[-1].age_s <= FRESH_S
     ready = known and found.duration_s >= patient_s and not finished and process_on_storage(job) is None
     return replace(found, summary=summary, culprits=late, actionable=found.actionable or ready)

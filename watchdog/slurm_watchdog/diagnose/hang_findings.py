@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from slurm_watchdog.analysis.hang_proof import Proof
 from slurm_watchdog.analysis.held_processes import held_by, process_on_storage, rank_on_storage, with_what_holds
-from slurm_watchdog.analysis.job_state import has_trained, last_error
+from slurm_watchdog.analysis.job_state import has_trained, last_error, made_last_step
 from slurm_watchdog.analysis.learned_limit import Limit
 from slurm_watchdog.analysis.progress_limit import GROWS_S, LoopClock, has_grown_within, look_apart_s
-from slurm_watchdog.analysis.rank_activity import LoopState, working_process
+from slurm_watchdog.analysis.rank_activity import LoopState, are_at_work
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.diagnose.culprit_words import describe, what_they_do
 from slurm_watchdog.diagnose.stacks.places import locate, waits_for_own_thread
-from slurm_watchdog.diagnose.stacks.sentences import few, group_words
+from slurm_watchdog.diagnose.stacks.sentences import group_words
 from slurm_watchdog.diagnose.stacks.vote import Vote
 from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.knowledge.stack_frames import Place
@@ -39,17 +39,6 @@ def _left_to_storage(held: ProcessView) -> str:
         return f"{held.process.comm} (pid {held.process.pid}) on {held.node} {held_by(held)}: its filesystem is unknown"
     where = "" if blocked is None else f" on {blocked.mount} for {blocked.seconds:.0f} s"
     return f"{held.process.comm} on {held.node} has been blocked{where}: what is done about it filesystem_stall says"
-
-
-def why_not(voted: Vote) -> str:
-    """Why stacks do not show a hang."""
-    if voted.missing:
-        return f"the stacks of rank {few(voted.missing)} are missing"
-    if voted.moving is None:
-        return "the stacks are not in yet"
-    if voted.moving:
-        return "the ranks still move"
-    return "nothing moves" if voted.waiting else "no rank waits in a collective"
 
 
 def phase_fact(job: JobView) -> str:
@@ -148,13 +137,8 @@ def finding_by_gpus(job: JobView, finding: Finding, clock: LoopClock, seen: Loop
     unknown = any(each.event.pattern is None and each.age_s <= age_s for each in job.errors)
     stuck, failed = rank_on_storage(job), unknown or last_error(job) is not None
     if not seen.stands or not seen.in_collective or progress is None or stuck or failed:
-        why = seen.why
-        if stuck or failed:
-            why = "an error was logged since" if failed else "a rank is blocked on a filesystem"
-        return finding.unknown(f"{clock.words}, the stacks are not in, and {why}")
-    named = "no rank is identified"
-    if seen.culprits:
-        named = what_they_do(seen.culprits)
+        return finding
+    named = what_they_do(seen.culprits) if seen.culprits else "no rank is identified"
     return finding.bad(
         f"Job {job.job.job_id} hangs after {progress.place}: no step for {age_s:.0f} s "
         f"(limit {limit.seconds:.0f} s, {limit.reason}); {seen.why}; {named}.",
@@ -181,19 +165,12 @@ def finding_beyond_limit(
     age_s, limit = finding.duration_s, clock.limit
     stuck = voted.moving is False and (voted.waiting > 0 or bool(alone)) and not voted.missing
     culprits = alone or ((*voted.outside, *voted.undumped) if stuck else ())
-    if age_s < limit.seconds or not stuck:
-        return finding.unknown(f"{clock.words}, limit {limit.seconds:.0f} s ({limit.reason}), and {why_not(voted)}")
-    working = working_process(job, culprits)
-    if working is not None:
-        process, what = working
-        return finding.unknown(
-            f"{clock.words}; {process.process.comm} of rank {process.process.rank} on {process.node} {what}: "
-            "who waits for it waits for work"
-        )
+    if not stuck or are_at_work(job, culprits):
+        return finding
     progress, culprits = job.progress, with_what_holds(job, culprits)
     if progress is None and not culprits and not clock.unread:
-        return finding.unknown(f"job {job.job.job_id} has never logged a step that could be read")
-    finished = progress is not None and progress.total_steps is not None and progress.step >= progress.total_steps
+        return finding
+    finished = made_last_step(job)
     last = "after it had trained" if clock.unread else "before its first step"
     if progress:
         last = f"after {'its last step, ' + str(progress.step) if finished else progress.place}"

@@ -138,8 +138,8 @@ class Finding(Judged):
 
     kind: str
     subject: str  # What it is about, `job:123` or `mount:/shared`: one incident for each kind and subject.
-    truth: Truth
-    summary: str  # One sentence for a tired reader; with UNKNOWN, what is not known.
+    truth: Truth = Truth.UNKNOWN
+    summary: str = ""  # One sentence for a tired reader; why it is well; empty with UNKNOWN.
     job_ids: tuple[str, ...] = ()
     severity: Severity = Severity.CRITICAL
     clears: bool = False  # Who was named before is not to blame: an incident forgets them.
@@ -154,9 +154,9 @@ class Finding(Judged):
         """The same subject, with nothing wrong."""
         return replace(self, truth=Truth.OK, summary=summary, **changes)
 
-    def unknown(self, summary: str, **changes: Any) -> Finding:
-        """The same subject, of which `summary` says what is not known."""
-        return replace(self, truth=Truth.UNKNOWN, summary=summary, **changes)
+    def unknown(self) -> Finding:
+        """The same subject, of which nothing is said."""
+        return replace(self, truth=Truth.UNKNOWN, summary="")
 
 
 NOBODY = -1  # Owner of a job of which Slurm has not said whose it is (SlurmJob.uid): no process has this uid.

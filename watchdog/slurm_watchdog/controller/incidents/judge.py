@@ -321,8 +321,7 @@ class Judge:
             job = jobs[each.job_ids[0]]
             wanted_s = self._patience_of(job.job) if each.truth is Truth.BAD else 0.0
             age_s = job.run_age_s if job.progress is None else job.progress.age_s
-            why = f"job {job.job.job_id} has made no step for {age_s:.0f} s; its owner allows {wanted_s:.0f} s"
-            kept.append(each.unknown(why) if age_s < wanted_s else each)
+            kept.append(each.unknown() if age_s < wanted_s else each)
         return kept
 
     def _join(self, kind: str, found: Sequence[Finding], looked_at: frozenset[str], there: set[str]) -> list[Finding]:

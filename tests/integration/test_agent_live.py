@@ -435,7 +435,7 @@ def test_what_befalls_a_gpu_reaches_the_controller_as_what_it_is(cluster: Cluste
 
     (incident,) = watchdog.wait_for(fallen, 20, "the GPU that is gone")
     assert incident["culprits"][0]["node"] == "n2"
-    assert "it is gone" in incident["summary"]
+    assert "it is lost" in incident["summary"]
     assert watchdog.explain(incident["id"])["incident"]["job_ids"] == [job], "whose rank computed on it"
     report = watchdog.last("n2")
     lost = {g.uuid: "GPU_IS_LOST" in (g.error or "") for g in report.gpus}

@@ -28,7 +28,7 @@ from tests.builders.identity_files import issue, make_authority
 from tests.integration.training_job import SAVE_INTERVAL, ended_action, inject, submit, training
 from tests.rig.cluster import Cluster
 from tests.rig.rights import AGENT_UID
-from tests.rig.stack import PORT, ROOT, Watchdog
+from tests.rig.stack import COMMAND, PORT, ROOT, Watchdog
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1500)]
 DEADLINE_S = 300.0
@@ -272,6 +272,7 @@ def install_scripts(site: Site, place: Path) -> None:
             name,
             f'echo "${{SLURMD_NODENAME:-$(hostname)}} {name} $*" >>{calls}\nSLURM_CONF={site.cluster.env["SLURM_CONF"]} exec {real} "$@"',
         )
+    site.program("slurm-watchdog", f'exec {COMMAND} "$@"')
     site.program("logger", f'echo "$SLURMD_NODENAME $*" >>{log}')
     here = (
         lines_after("The lines are in")
@@ -354,11 +355,11 @@ def test_slurmd_runs_the_scripts_and_a_node_is_drained_for_what_the_administrato
     watchdog.wait_for(lambda: all(map(looked, cluster.nodes)), DEADLINE_S, "slurmd of each node to have looked")
     key.chmod(0o644)
     watchdog.wait_for(
-        lambda: re.search(r"^n2 .*CRITICAL: The agent cannot prove who it is", said(log), re.MULTILINE),
+        lambda: re.search(r"^n2 .*CRITICAL: The agent cannot prove its identity", said(log), re.MULTILINE),
         DEADLINE_S,
         "n2's fault to be in its log",
     )
-    assert "cannot prove who it is" not in "".join(
+    assert "cannot prove its identity" not in "".join(
         line for line in said(log).splitlines() if not line.startswith("n2 ")
     )
     assert "scontrol update" not in said(calls), "nobody has asked for a drain"
@@ -366,7 +367,7 @@ def test_slurmd_runs_the_scripts_and_a_node_is_drained_for_what_the_administrato
 
     edit(check, 'DRAIN_ON="${SLURM_WATCHDOG_DRAIN_ON:-}"', 'DRAIN_ON="certificate"')
     fields = cluster.wait_for_node_state("n2", ("*DRAIN*",), DEADLINE_S)
-    assert fields["Reason"].startswith("health check: The agent cannot prove who it is"), fields
+    assert fields["Reason"].startswith("health check: The agent cannot prove its identity"), fields
     key.chmod(0o600)
     cluster.slurm("scontrol", "update", "NodeName=n2", "State=RESUME")
     cluster.wait_for_node_state("n2", "IDLE", DEADLINE_S)

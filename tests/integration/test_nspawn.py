@@ -302,7 +302,7 @@ def test_the_agent_takes_a_configuration_whole_or_not_at_all_as_the_same_process
         machine.run("kill", "-HUP", str(before))
         kept = lambda: "the one before stays, whole" in machine.journal(AGENT)  # noqa: E731
         machine.wait(kept, DEADLINE_S, "the agent's word about it")
-        machine.file(CONFIG).write_text(running.replace("\nagent:\n", "\nagent:\n  interval: 3s\n"))
+        machine.file(CONFIG).write_text(running.replace("expert:\n", "expert:\n  agent: {interval: 3s}\n"))
         machine.run("systemctl", "reload", AGENT)
         taken = lambda: "every 3 s" in machine.journal(AGENT)  # noqa: E731
         machine.wait(taken, DEADLINE_S, "the agent's second life")

@@ -65,6 +65,21 @@ QUICK: dict[str, dict[str, Any]] = {
 """Steps here take half a second, not 105: every time of the shipped configuration, scaled to that."""
 
 
+PEOPLE = ("cluster_name", "restart", "restarts_per_hour", "patience", "except", "notify", "detectors")
+"""The sections at the top of a configuration; all others are below `expert`."""
+
+
+def in_its_places(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration of sections, where each is in the file that people write."""
+    expert = {name: dict(section) for name, section in sections.items() if name not in (*PEOPLE, "mode")}
+    config = {name: section for name, section in sections.items() if name in PEOPLE}
+    config["controller"] = expert["agent"].pop("controller_url")
+    config["restart"] = {"observe": "never", "act": "all"}[sections["mode"]]
+    if budget := expert.get("policy", {}).pop("budget", None):
+        config["restarts_per_hour"] = budget
+    return config | {"expert": expert}
+
+
 class WatchdogError(Exception):
     """The watchdog did not come up, or did not do in time what was waited for. Holds the tails of its logs."""
 
@@ -156,7 +171,7 @@ class Watchdog:
         for layer in layers:
             _merge(config, layer)
         # JSON is YAML, and needs no library here.
-        self.config_file.write_text(json.dumps(config, indent=2))
+        self.config_file.write_text(json.dumps(in_its_places(config), indent=2))
 
     # ------------------------------------------------------------------------------------ life
 

@@ -162,7 +162,7 @@ def rpm_files(root: Path) -> Iterator[str]:
         elif name == f"/{layout.CONFIG}":
             yield f'%config(noreplace) "{name}"'
         else:
-            yield f'"{name}"'.replace("zsh/vendor-completions", "zsh/site-functions")
+            yield f'"{name}"'.replace("/usr/share/zsh/vendor-completions", "/usr/share/zsh/site-functions")
 
 
 def architecture() -> str:

@@ -10,8 +10,14 @@ from typing import Any, cast
 import msgspec
 
 from slurm_watchdog.agent.context import OWN_TASKS
+from slurm_watchdog.agent.helper.requests import TASKS, Dispatch
 from slurm_watchdog.agent.workers.child import Function, decode, encode
 from slurm_watchdog.agent.workers.request_types import Request, WorkerState, answer_type
+
+
+def check_request(name: str, fields: Any, uid: int, is_here: bool = True, prefixes: tuple[str, ...] = ()) -> None:
+    """What a helper's child of this user checks first. Raises RefusedError."""
+    Dispatch(TASKS, is_here, lambda reason: None, prefixes).check(name, fields, uid)
 
 
 def do(name: str, fields: Any, worker: WorkerState | None = None) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.agent.helper.requests import KILL_SWITCH_BASE
+from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
 from slurm_watchdog.model.observations import Role
 from tests import helper_process
 from tests.helper_process import AGENT_UID, HelperProcess, Place

@@ -110,7 +110,7 @@ def test_one_call_that_fails_takes_one_value_and_is_named(node: Node, scenario: 
     scenario.change(0, rules=(f"error nvmlDeviceGetMemoryInfo {UNKNOWN}",))
     first, second = node.until(bool)
     assert first.memory_used_bytes is None
-    assert str(first.error).startswith("memory_bytes: NVML_ERROR_UNKNOWN")
+    assert str(first.error).startswith("memory_used_bytes: NVML_ERROR_UNKNOWN")
     assert (first.utilization_ratio, second.memory_used_bytes, second.error) == (0.97, 40 * 1024**3, None)
 
 

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slurm_watchdog.agent.collectors.collector import job_label
 from slurm_watchdog.agent.collectors.gpu import GPU_VALUES
-from slurm_watchdog.agent.metrics import MAX_REQUEST, MAX_ROWS, AgentMetrics, probe_label
+from slurm_watchdog.agent.metrics import MAX_REQUEST, MAX_ROWS, AgentMetrics, probe_label, serve
 from slurm_watchdog.base.loop import Isolated
 from slurm_watchdog.model.observations import (
     Blocked,
@@ -214,7 +214,7 @@ def test_no_metric_grows_without_limit() -> None:
 
 @pytest.fixture
 def served() -> Iterator[int]:
-    port = told(replace(EMPTY, gpus=(GPU0,))).serve("127.0.0.1", 0)
+    port = serve("127.0.0.1", 0, told(replace(EMPTY, gpus=(GPU0,))).render)
     assert port is not None
     yield port
 
@@ -242,7 +242,7 @@ def test_a_strange_client_holds_the_next_one_up_for_two_seconds_at_most(served: 
 
 
 def test_a_port_that_is_taken_is_a_warning_and_no_end(served: int) -> None:
-    assert AgentMetrics().serve("127.0.0.1", served) is None
+    assert serve("127.0.0.1", served, AgentMetrics().render) is None
 
 
 def test_the_gpus_of_a_job_can_be_joined_with_its_series() -> None:

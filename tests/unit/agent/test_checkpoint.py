@@ -23,7 +23,7 @@ from slurm_watchdog.agent.checkpoints import files
 from slurm_watchdog.agent.checkpoints.files import SETTLES_S, resolve
 from slurm_watchdog.agent.collectors.checkpoint import CACHED_S, MAX_MOVES, SOON_S, CheckpointSchedule
 from slurm_watchdog.agent.logs.job_logs import JobLogs
-from slurm_watchdog.agent.workers.answer_types import CheckpointMemory, ScannedCheckpoints, ScannedDirectory
+from slurm_watchdog.agent.workers.answer_types import CheckpointMemory, ScannedPlace
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ScanCheckpoints
 from slurm_watchdog.agent.workers.worker import Answer
@@ -70,14 +70,14 @@ class Place:
     pause_s: float = 0.0
     """So much time has passed between two looks, by what they remember."""
 
-    def look(self, budget_s: float = 10.0, others: tuple[Path, ...] = ()) -> ScannedDirectory:
+    def look(self, budget_s: float = 10.0, others: tuple[Path, ...] = ()) -> ScannedPlace:
         if self.before is not None:
             rows = self.before.footprints.items()
             aged = {path: replace(row, since=row.since - self.pause_s) for path, row in rows}
             self.before = replace(self.before, footprints=aged)
-        directories = [("7", str(self.path), self.before)]
-        (row,) = answer_to(ScanCheckpoints("/", [str(each) for each in others], budget_s, directories, [])).directories
-        assert isinstance(row, ScannedDirectory)
+        places = [("directory", "7", str(self.path), self.before)]
+        (row,) = answer_to(ScanCheckpoints("/", [str(each) for each in others], budget_s, places))
+        assert isinstance(row, ScannedPlace)
         self.before = row.memory
         return row
 
@@ -607,7 +607,7 @@ class Children:
     """Stands for Probes: what is asked is answered by the real function when the test says so."""
 
     asked: list[tuple[str, int, dict[str, Any]]] = field(default_factory=list)
-    waiting: dict[str, tuple[ScanCheckpoints, Callable[[Answer[ScannedCheckpoints]], None]]] = field(
+    waiting: dict[str, tuple[ScanCheckpoints, Callable[[Answer[list[ScannedPlace]]], None]]] = field(
         default_factory=dict
     )
     hung: dict[str, float] = field(default_factory=dict)
@@ -615,7 +615,7 @@ class Children:
 
     def ask(
         self, key: str, request: ScanCheckpoints, deadline_s: float, now: float,
-        then: Callable[[Answer[ScannedCheckpoints]], None], uid: int,
+        then: Callable[[Answer[list[ScannedPlace]]], None], uid: int,
     ) -> int | None:  # fmt: skip
         if key in self.waiting:
             return None
@@ -626,9 +626,7 @@ class Children:
     def answer(self) -> None:
         for key, (request, then) in list(self.waiting.items()):
             del self.waiting[key]
-            value = answer_to(request)
-            rows = tuple(replace(row, **self.changes) for row in value.directories)
-            then(Answer(1, key, replace(value, directories=rows)))
+            then(Answer(1, key, [replace(row, **self.changes) for row in answer_to(request)]))
 
     def time_out(self, now: float) -> None:
         for key, (_, then) in self.waiting.items():

@@ -66,7 +66,6 @@ class Scripted(Collector):
 
     def __init__(self, section: Struct | Exception, found: tuple[Problem, ...] = ()):
         self.section, self.found, self.keeper = section, found, self
-        self.known: Any = None
 
     def begin(self, now: float) -> None:
         if now < 0:
@@ -80,19 +79,13 @@ class Scripted(Collector):
     def problems(self, now: float) -> Iterator[Problem]:
         yield from self.found
 
-    def memory(self) -> Any:
-        return self.known
 
-    def remember(self, memory: Any) -> None:
-        self.known = memory
-
-
-def running(*collectors: Collector, memory: Any = None) -> tuple[Collectors, Sections]:
+def running(*collectors: Collector) -> tuple[Collectors, Sections]:
     sections = Sections()
     context = cast("CollectorContext", SimpleNamespace(sections=sections))
     kinds = (LogSection, MountSection, DirectiveSection)
     specs = [
-        CollectorSpec(f"c{at}", kinds[at], lambda _, made=made: made, memory=memory)  # type: ignore[misc]
+        CollectorSpec(f"c{at}", kinds[at], lambda _, made=made: made)  # type: ignore[misc]
         for at, made in enumerate(collectors)
     ]
     return Collectors(specs, context), sections
@@ -124,14 +117,3 @@ def test_problem_of_a_collector_is_reported_and_counts_as_failure_only_if_it_say
     seen = Isolated()
     collectors.note_problems(1.0, seen)
     assert (seen.problems, seen.failed) == (["c0: hidden", "c1: blind"], {"c1"})
-
-
-def test_memory_of_another_type_is_dropped_and_the_collector_starts_without(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    collector = Scripted(LogSection())
-    collectors, _ = running(collector, memory=LogSection)
-    collectors.remember({"c0": {"events_dropped": "many"}, "gone": 1})
-    assert collector.known is None and "c0 starts without" in caplog.text
-    collectors.remember({"c0": {"events_dropped": 3}})
-    assert collectors.memories() == {"c0": LogSection(events_dropped=3)}

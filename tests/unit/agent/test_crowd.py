@@ -53,9 +53,6 @@ class Files:
         self.read_pids.append(pid)
         return f"{pid} (sleep) {self.states.get(pid, 'S')} 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {pid} 1 2 3".encode()
 
-    def keep(self, paths: object) -> None:
-        list(paths)  # type: ignore[call-overload]
-
 
 @dataclass
 class Probes:

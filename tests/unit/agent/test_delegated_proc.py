@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from slurm_watchdog.agent.helper.requests import check_request
 from slurm_watchdog.agent.proc.blocked_calls import UNSEEN_S, BlockedThreads, NotSeenError
 from slurm_watchdog.agent.processes.delegated_proc import DelegatedFiles
 from slurm_watchdog.agent.processes.thread_calls import read_threads
 from slurm_watchdog.agent.workers.answer_types import ThreadCall, ThreadFacts
 from slurm_watchdog.agent.workers.request_types import ReadThreads, WorkerState
 from slurm_watchdog.agent.workers.worker import Answer
+from tests.builders.requests import check_request
 
 ME = os.getpid()
 READ = "0 0x3 0x7f00 0x10 0x0 0x0 0x0 0x7ffe 0x7f01\n"

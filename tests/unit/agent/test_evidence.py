@@ -269,11 +269,11 @@ def test_the_end_of_a_log_is_shown_as_a_terminal_would() -> None:
 
 def test_records_of_the_kernel_are_kept_unless_they_are_mere_information() -> None:
     assert (
-        last_lines.parse_record("3,77,1500000,-;task python blocked\n SUBSYSTEM=x")
+        last_lines.parse_record(b"3,77,1500000,-;task python blocked\n SUBSYSTEM=x")
         == "[    1.500000] task python blocked"
     )
-    assert last_lines.parse_record("6,78,1500000,-;eth0: link up") is None
-    assert last_lines.parse_record("nonsense") is None
+    assert last_lines.parse_record(b"6,78,1500000,-;eth0: link up") is None
+    assert last_lines.parse_record(b"nonsense") is None
 
 
 def test_the_driver_of_either_kernel_module() -> None:

@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.gpu.nvml import THROTTLE, parse_bus_id, parse_throttle
 from slurm_watchdog.agent.gpu.nvml_health import TABLE
 from slurm_watchdog.agent.gpu.reader import (
     ECC_EVENT,
-    THROTTLE,
     XID_EVENT,
     make_gpu,
-    parse_bus_id,
     parse_event,
-    parse_throttle,
     without_values,
 )
 from slurm_watchdog.agent.workers.answer_types import GpuHealthRow, GpuRow
@@ -25,13 +23,13 @@ from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import decode_report, encode_report
 
 ROW = GpuRow(
-    index=0, uuid="GPU-aaaa", bus_id="00000000:C1:00.0", minor=5, name="NVIDIA H100 80GB HBM3",
-    utilization_percent=97, sm_clock_mhz=1980, power_mw=653_250, temperature_c=61, memory_bytes=(40, 80),
-    throttle_mask=0x44,
+    index=0, uuid="GPU-aaaa", pci_bus_id="0000:c1:00.0", minor=5, name="NVIDIA H100 80GB HBM3",
+    utilization_ratio=0.97, sm_clock_hz=1.98e9, power_w=653.25, temperature_c=61.0, memory_used_bytes=40,
+    memory_total_bytes=80, throttle=("sw_power_cap", "hw_thermal_slowdown"),
 )  # fmt: skip
 PROCESSES = ((4712, 7), (4711, 5))
 HEALTH: dict[str, Any] = {
-    "memory_clock_mhz": 2619,
+    "memory_clock_hz": 2.619e9,
     "ecc_corrected": 3,
     "ecc_uncorrected": 1,
     "remapped_rows_corrected": 2,
@@ -54,7 +52,7 @@ HEALTH: dict[str, Any] = {
 }
 
 
-def test_a_whole_row_has_si_units_and_the_kernels_address() -> None:
+def test_a_row_of_the_child_with_its_processes_is_the_gpu() -> None:
     assert make_gpu(ROW, PROCESSES) == Gpu(
         uuid="GPU-aaaa",
         index=0,
@@ -74,10 +72,10 @@ def test_a_whole_row_has_si_units_and_the_kernels_address() -> None:
 
 
 def test_what_is_absent_is_unknown_and_not_zero() -> None:
-    gpu = make_gpu(GpuRow(index=3, error="NVML_ERROR_GPU_IS_LOST: GPU is lost"))
+    gpu = make_gpu(GpuRow(uuid="", index=3, error="NVML_ERROR_GPU_IS_LOST: GPU is lost"))
     assert gpu == Gpu(uuid="", index=3, error="NVML_ERROR_GPU_IS_LOST: GPU is lost")
     assert (gpu.utilization_ratio, gpu.throttle, gpu.pids, gpu.minor) == (None, None, None, None)
-    idle = make_gpu(replace(ROW, utilization_percent=0, throttle_mask=0), ())
+    idle = make_gpu(replace(ROW, utilization_ratio=0.0, throttle=()), ())
     assert (idle.utilization_ratio, idle.throttle, idle.pids, idle.process_memory_bytes) == (0.0, (), (), ())
 
 
@@ -99,16 +97,14 @@ def test_processes_are_in_the_order_of_their_memory(listed: Any, pids: Any, held
 @pytest.mark.parametrize("name", sorted(name for names, _ in TABLE for name in names))
 def test_every_slow_value_has_its_field(name: str) -> None:
     gpu = make_gpu(ROW, health=GpuHealthRow(**{name: HEALTH[name]}))
-    if name == "memory_clock_mhz":
-        assert gpu.memory_clock_hz == 2.619e9
-    elif name == "mig":
+    if name == "mig":
         slice_ = MigInstance(
             uuid="MIG-a", gpu_instance=1, compute_instance=0, memory_used_bytes=10, memory_total_bytes=20
         )
         assert gpu.mig == (slice_,)
     else:
         assert getattr(gpu, name) == HEALTH[name]
-    others = [each for names, _ in TABLE for each in names if each not in (name, "memory_clock_mhz")]
+    others = [each for names, _ in TABLE for each in names if each != name]
     assert all(getattr(gpu, each) is None for each in others)
 
 
@@ -182,7 +178,7 @@ def test_a_pci_address_is_written_as_the_kernel_does(nvml: str, kernel: str) -> 
 def test_a_report_with_gpus_survives_the_wire() -> None:
     gpus = (
         make_gpu(ROW),
-        make_gpu(replace(ROW, throttle_mask=0), ()),
+        make_gpu(replace(ROW, throttle=()), ()),
         make_gpu(ROW, PROCESSES, GpuHealthRow(**HEALTH)),
         Gpu(uuid="", index=2, error="lost"),
     )

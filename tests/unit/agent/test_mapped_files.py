@@ -55,7 +55,7 @@ def test_fault_target_falls_back_to_the_local_disk_and_knows_nothing_without_a_f
 def look(state: str, syscall: bytes, wchan: bytes) -> list[str | None]:
     """What is followed of a main thread that was seen three times like this."""
     files = {
-        "stat": b"7 (python) %s 1 1 1 0 -1 0 0 0 0 0 5 5 0 0" % state.encode(), "syscall": syscall, "wchan": wchan,
+        "stat": b"7 (python) %s 1 1 1 0 -1 0 0 0 0 0 5 5 0 0 20 0 1 0 1 0 0" % state.encode(), "syscall": syscall, "wchan": wchan,
         "status": b"Name:\tpython\nvoluntary_ctxt_switches:\t16\n", "io": b"rchar: 1\nsyscr: 1\nsyscw: 1\n",
     }  # fmt: skip
     threads = BlockedThreads("x86_64", lambda path: files[path.rpartition("/")[2]], file_of=lambda *_: None)

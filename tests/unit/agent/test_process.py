@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,22 +15,20 @@ import pytest
 
 from slurm_watchdog.agent.proc.blocked_calls import MIN_AT_ONCE, ROUND_TICKS, BlockedThreads
 from slurm_watchdog.agent.proc.entry import Entry, ProcessFacts, Stat, Status, parse_last_pid, parse_stat, parse_status
-from slurm_watchdog.agent.proc.files import Files, is_the_kernels, parse_runnable_s, read_runnable_s
+from slurm_watchdog.agent.proc.files import is_the_kernels, parse_runnable_s, read_runnable_s
 from slurm_watchdog.agent.proc.system_call import (
     BlockedCallHistory,
     SystemCall,
     is_storage,
     is_waiting_for_storage,
     parse_finished_calls,
-    parse_involuntary,
     parse_io_bytes,
-    parse_state_and_cpu,
     parse_switches,
     parse_syscall,
 )
 from slurm_watchdog.agent.proc.table import ProcessTable
 from slurm_watchdog.agent.processes.identify import parse_environ, parse_fd_flags
-from slurm_watchdog.agent.processes.reader import may_look_into_all
+from slurm_watchdog.agent.workers.become_user import CAP_SYS_PTRACE, parse_capabilities
 from slurm_watchdog.agent.workers.request_types import IdentifyProcesses
 from slurm_watchdog.base.mounts import Mount, mount_of, parse_mountinfo
 from slurm_watchdog.knowledge.syscalls import (
@@ -53,7 +50,6 @@ WRITE = b"1 0x3 0x7f6ee25d8000 0x20 0x0 0xffffffff 0x0 0x7ffd4569ac88 0x7f6ee275
 
 def test_stat_with_brackets_in_the_name() -> None:
     assert parse_stat(STAT) == Stat("tmux: ) (x) R", "D", 11998, 4194304, 12, 218270, 1)
-    assert parse_state_and_cpu(STAT) == ("D", 12)
 
 
 def test_a_truncated_stat_is_refused() -> None:
@@ -65,7 +61,7 @@ def test_figures_of_io_and_status() -> None:
     assert parse_io_bytes(IO) == 120
     assert parse_finished_calls(IO) == 7
     assert parse_switches(STATUS) == 17
-    assert parse_involuntary(STATUS) == 3
+    assert parse_switches(STATUS, b"non") == 3
     assert parse_status(STATUS) == Status("D", 1001, 1000, has_memory=True, container_pid=7)
 
 
@@ -86,10 +82,10 @@ def test_a_kernel_thread_has_no_memory_and_a_process_of_this_namespace_no_other_
 
 
 def test_who_may_look_into_every_process() -> None:
-    assert may_look_into_all(b"Name:\tx\nCapEff:\t000001fffeffffff\n")
-    assert not may_look_into_all(b"CapEff:\t000001fffef7ffff\n")
-    assert not may_look_into_all(b"CapEff:\t0000000000000000\n")
-    assert not may_look_into_all(b"")
+    assert parse_capabilities(b"Name:\tx\nCapEff:\t000001fffeffffff\n") >> CAP_SYS_PTRACE & 1
+    assert not parse_capabilities(b"CapEff:\t000001fffef7ffff\n") >> CAP_SYS_PTRACE & 1
+    assert not parse_capabilities(b"CapEff:\t0000000000000000\n")
+    assert not parse_capabilities(b"")
 
 
 def test_the_pid_given_out_last() -> None:
@@ -139,24 +135,6 @@ def test_only_roots_slurmstepd_is_believed_and_by_anybody() -> None:
         for process in (forged, real):
             process.kill()
             process.wait(10)
-
-
-def test_a_kept_descriptor_never_speaks_for_a_later_process() -> None:
-    child = os.fork()
-    if child == 0:
-        signal.pause()
-        os._exit(0)
-    path = f"/proc/{child}/stat"
-    files = Files()
-    files.keep([path, "/proc/1/nonsense"])
-    assert files.read(path).startswith(b"%d (" % child)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    with pytest.raises(ProcessLookupError):
-        files.read(path)
-    with pytest.raises(FileNotFoundError):
-        files.read(path)  # by its name now, and that is gone
-    files.keep([])
 
 
 @pytest.mark.parametrize("name", sorted(IDLE_CALLS))
@@ -381,9 +359,8 @@ class Crowd:
         self.looked = []
         mains = [(pid, 7, "D" if pid in self.stuck else "S") for pid in self.processes]
         self.threads.look(mains, self.now)
-        self.threads.scan(
-            [(pid, 7, count) for pid, count in self.processes.items()], {(pid, 7) for pid in causes}, self.now
-        )
+        processes = [(pid, 7, count) for pid, count in self.processes.items()]
+        self.threads.scan(processes, {(pid, 7) for pid in causes}, self.now, self.threads.take_turn(processes))
         return self.looked
 
     def blocked(self) -> set[int]:

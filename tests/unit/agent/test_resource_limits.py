@@ -186,7 +186,7 @@ def test_several_tools_come_in_their_order_and_one_that_hangs_holds_up_no_other(
 def test_kernel_lines_where_the_log_is_restricted_only_the_kernels_own_faults_are_shown(
     record: bytes, shown: bool
 ) -> None:
-    assert last_lines.is_of_a_fault(record) is shown
+    assert (last_lines.parse_record(record, restricted=True) is not None) is shown
 
 
 def test_kernel_lines_where_nobody_knows_whether_they_are_restricted_they_are(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.helper.requests import read_supervisor
-from slurm_watchdog.agent.workers.request_types import ReadSupervisor, WorkerState
+from slurm_watchdog.agent.helper.requests import read_supervisors
+from slurm_watchdog.agent.workers.request_types import ReadSupervisors, WorkerState
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
@@ -25,15 +25,14 @@ REPORT = Report(node="n1", boot_id="b", agent_id="a", sequence=1, supervisors=(R
 
 
 def test_status_is_read_with_its_age_and_none_is_no_error(tmp_path: Path) -> None:
-    request = ReadSupervisor(base=str(tmp_path), name="7.0")
-    assert read_supervisor(request, WorkerState()) is None
+    request = ReadSupervisors(base=str(tmp_path), names=["8.0", "7.0"])
+    assert read_supervisors(request, WorkerState()) == {}
     (tmp_path / "7.0").mkdir()
     file = tmp_path / "7.0" / STATUS_FILE
     file.write_bytes(msgspec.json.encode(STATUS))
     os.utime(file, (0, file.stat().st_mtime - 40))
-    found = read_supervisor(request, WorkerState())
-    assert found is not None
-    assert found.status == STATUS
+    ((name, found),) = read_supervisors(request, WorkerState()).items()
+    assert (name, found.status) == ("7.0", STATUS)
     assert 39 < found.age_s < 50
 
 
@@ -41,15 +40,15 @@ def test_status_is_read_with_its_age_and_none_is_no_error(tmp_path: Path) -> Non
 def test_a_file_that_is_no_status_is_an_error_that_says_so(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "7.0").mkdir()
     (tmp_path / "7.0" / STATUS_FILE).write_bytes(content)
-    with pytest.raises(OSError, match="supervisor"):
-        read_supervisor(ReadSupervisor(base=str(tmp_path), name="7.0"), WorkerState())
+    found = read_supervisors(ReadSupervisors(base=str(tmp_path), names=["7.0"]), WorkerState())["7.0"]
+    assert (found.status, "supervisor" in found.error) == (None, True)
 
 
 def test_a_status_that_is_a_link_is_not_followed_into_another_users_file(tmp_path: Path) -> None:
     (tmp_path / "7.0").mkdir()
     (tmp_path / "7.0" / STATUS_FILE).symlink_to("/proc/self/mem")
-    with pytest.raises(OSError):
-        read_supervisor(ReadSupervisor(base=str(tmp_path), name="7.0"), WorkerState())
+    found = read_supervisors(ReadSupervisors(base=str(tmp_path), names=["7.0"]), WorkerState())["7.0"]
+    assert (found.status, found.error != "") == (None, True)
 
 
 def test_a_report_of_changes_carries_them_and_the_wire_as_well() -> None:

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.helper.requests import RefusedError, check_request
-from slurm_watchdog.agent.proc.files import read_file, read_stat
+from slurm_watchdog.agent.helper.requests import RefusedError
+from slurm_watchdog.agent.proc.files import BOOT_ID, read_file, read_stat
 from slurm_watchdog.agent.processes import terminate
-from slurm_watchdog.agent.processes.terminate import BOOT_ID, NotEndedError, ProcessToEnd, end
+from slurm_watchdog.agent.processes.terminate import NotEndedError, ProcessToEnd, end
 from slurm_watchdog.agent.workers.become_user import MIN_UID
 from slurm_watchdog.model.protocol import ProcessEnd
+from tests.builders.requests import check_request
 
 UID = 64985 if os.geteuid() == 0 else os.getuid()
 JOB = "987654321"

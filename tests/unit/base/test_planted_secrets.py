@@ -71,7 +71,7 @@ def agent_texts(text: str) -> dict[str, Any]:
         "log line": clean_end(f"before\n{text}\nafter\n".encode(), whole=True),
         "frames": parse_dump(json.dumps([thread]).encode()),
         "variables": parse_settings(b"TORCH_EXTRA=" + text.encode() + b"\0NCCL_SOCKET_IFNAME=eth0\0"),
-        "kernel record": parse_kernel_record(f"3,1,1000,-;{kernel}"),
+        "kernel record": parse_kernel_record(f"3,1,1000,-;{kernel}".encode()),
         "kernel line": fact_of_kernel.message if fact_of_kernel is not None else "",
     }
 

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.helper.requests import KILL_SWITCH_BASE
 from slurm_watchdog.cli import services as helper_command
 from slurm_watchdog.cli.main import main
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.model.kill_switch import heartbeat_beside
+from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, heartbeat_beside
 from tests import helper_process
 
 UNITS = ["slurm-watchdog-agent", "slurm-watchdog-controller", "slurm-watchdog-helper"]

@@ -11,7 +11,7 @@ import pytest
 
 from slurm_watchdog.agent.collectors.checkpoint import CLOCK_PATTERN, CLOCK_S, CheckpointSchedule
 from slurm_watchdog.agent.logs.job_logs import JobLogs
-from slurm_watchdog.agent.workers.answer_types import ScannedClock
+from slurm_watchdog.agent.workers.answer_types import ScannedPlace
 from slurm_watchdog.agent.workers.request_types import Request, ScanCheckpoints
 from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.config.loading import ConfigError, parse_config
@@ -22,15 +22,15 @@ from slurm_watchdog.model.protocol import JobWatch
 from tests.builders.requests import answer_to
 
 
-def clock_of(path: Path, mount: str = "/", budget_s: float = 5.0) -> ScannedClock:
-    (found,) = answer_to(ScanCheckpoints(mount, [], budget_s, [], [], [("7", str(path))])).clocks
-    assert isinstance(found, ScannedClock)
+def clock_of(path: Path, mount: str = "/", budget_s: float = 5.0) -> ScannedPlace:
+    (found,) = answer_to(ScanCheckpoints(mount, [], budget_s, [("clock", "7", str(path), None)]))
+    assert isinstance(found, ScannedPlace)
     return found
 
 
 def test_a_file_tells_when_it_was_written_and_how_large_it_is(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat"
-    assert clock_of(path).at_ns is None
+    assert not clock_of(path).at_ns
     path.write_bytes(b"step 5")
     os.utime(path, (1000, 1000))
     assert (clock_of(path).at_ns, clock_of(path).size_bytes) == (1000 * 10**9, 6)
@@ -57,7 +57,7 @@ def test_a_name_that_is_a_link_is_followed_within_its_mount_and_told_of_beyond(t
 
 
 def test_a_directory_that_takes_too_long_says_nothing(tmp_path: Path) -> None:
-    assert clock_of(tmp_path, budget_s=0.0).at_ns is None
+    assert not clock_of(tmp_path, budget_s=0.0).at_ns
 
 
 class Children:

@@ -6,7 +6,6 @@ import os
 import socket
 import uuid
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import slurm_watchdog
@@ -14,6 +13,7 @@ from slurm_watchdog.agent.collectors.collector import Collectors, CollectorSpec
 from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.agent.commands import Commands
 from slurm_watchdog.agent.context import make_context
+from slurm_watchdog.agent.proc.files import BOOT_ID, read_words
 from slurm_watchdog.agent.processes.report_rows import choose
 from slurm_watchdog.agent.reload.reload import Handover, write_handover
 from slurm_watchdog.agent.reload.settings import Settings
@@ -38,17 +38,8 @@ def node_name(config: Settings) -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
 
 
-def read_boot_id() -> str:
-    """The kernel's random name of this boot; empty where it cannot be read."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
 class Agent:
-    """What one agent knows and does. Made from the main thread, before any other thread: it forks its
-    children's parent."""
+    """What one agent knows and does. To be made before any other thread: it forks its children's parent."""
 
     def __init__(
         self, config: Settings, once: bool = False, before: Handover | None = None,
@@ -57,20 +48,19 @@ class Agent:
         """With `once` everything is looked at in the first tick already, and nothing is remembered on disk.
         `before` is what the agent knew that this process was until now."""
         before = before or Handover()
-        self.config, self.node, self.boot_id = config, node_name(config), read_boot_id()
+        self.config, self.node, self.boot_id = config, node_name(config), read_words(BOOT_ID) or ""
         self.agent_id, self.sequence = uuid.uuid4().hex, 0
-        self.interval_s = config.agent.interval
-        """Between two reports: as configured, or longer where the controller asks for it."""
-        self.context = context = make_context(config, self.node, self.boot_id, once, before.children)
+        self.interval_s = config.agent.interval  # Between two reports: as configured, or as the controller asks.
+        self.context = context = make_context(config, self.node, self.boot_id, once, before.jobs, before.children)
         self.probes, self.jobs, self.gpus = context.workers, context.jobs, context.gpus
         self.collectors = Collectors(collectors, context)
         self.commands = Commands(context, config.kill_switch_prefixes)
         self.seen = loop.Isolated()  # What became of the collectors in the last tick.
-        self._named: frozenset[tuple[int, int]] = frozenset()
-        """Processes that the last report named, where it could not name all."""
+        self._named: frozenset[tuple[int, int]] = frozenset()  # In the last report, where it could not name all.
         self._closed = False
-        self.jobs.remember(before.jobs)
-        self.collectors.remember(before.memories)
+        context.processes.remember(before.processes)
+        context.logs.remember(before.logs)
+        context.orphan_gpu_processes.remember(before.orphans)
         self.commands.remember(before.commands)
 
     def tick(self, now: float) -> Report:
@@ -127,8 +117,7 @@ class Agent:
 
     @property
     def could_see(self) -> bool:
-        """Whether the last tick knows which processes there are: without that, its report would say that all
-        are gone."""
+        """Whether the last tick knows which processes there are: else its report would say that all are gone."""
         return "process" not in self.seen.failed
 
     def close(self) -> None:
@@ -140,8 +129,7 @@ class Agent:
         self.probes.close()
 
     def leave(self, reports: tuple[Waiting, ...], controller_id: str) -> int:
-        """As `close`, for an agent that this process becomes by exec: returns the descriptor with all that it
-        should know. Raises OSError."""
+        """As `close`, before exec: returns the descriptor with all that the next agent should know. Raises OSError."""
         self._save()
         fd = write_handover(self.memory(reports, controller_id))
         self._closed = True
@@ -153,8 +141,10 @@ class Agent:
         return Handover(
             children=self.probes.hand_off(),
             reports=reports,
-            memories=self.collectors.memories(),
-            jobs=self.jobs.memory(),
+            processes=self.context.processes.memory(),
+            logs=self.context.logs.memory(),
+            orphans=self.context.orphan_gpu_processes.memory(),
+            jobs=self.jobs,
             commands=self.commands.memory(),
             controller_id=controller_id,
         )

@@ -66,18 +66,14 @@ class SwitchDirectories(msgspec.Struct):
     probes: WorkerPool
     logs: JobLogs
     deadline_s: float
-    problems: dict[str, str | None] = {}
-    """Directory to why it could not be made; None when it is ready."""
+    problems: dict[str, str | None] = {}  # Directory to why it could not be made; None when it is ready.
     busy: set[str] = set()  # Where a worker is now.
     _owner_of: dict[str, int] = {}  # Whose each directory is.
 
     def update(self, watch: Iterable[JobWatch], now: float, running: frozenset[str] | None) -> None:
-        """Makes the directory of each run's kill switch ready, and removes those of runs that are over, with
-        all in them.
-
-        `running`: the jobs that Slurm has here. While that is not known nothing is removed: a switch that a
-        job has not seen yet would be lost.
-        """
+        """Makes the directory of each run's kill switch ready, and removes those of runs that are over, with all in
+        them. `running`: the jobs that Slurm has here. While that is not known nothing is removed: a switch that a job
+        has not seen yet would be lost."""
         watch = tuple(watch)
         wanted = {}
         for each in watch:
@@ -157,8 +153,7 @@ class Commands:
     """Directories below which kill switches may lie, besides KILL_SWITCH_BASE. The helper has a list of its
     own, from root."""
     _collections: list[Collection] = field(default_factory=list)
-    _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    _answered: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _seen: OrderedDict[str, bool] = field(default_factory=OrderedDict)  # Id -> whether its answer was taken.
     _waiting: list[tuple[Command, float]] = field(default_factory=list)
     _results: list[CommandResult] = field(default_factory=list)
 
@@ -168,8 +163,7 @@ class Commands:
         self._directories = SwitchDirectories(self.probes, self.logs, self.deadline_s)
 
     def watch_jobs(self, watch: tuple[JobWatch, ...], now: float, running: frozenset[str] | None = None) -> None:
-        """The jobs that the controller wants watched have a directory for their kill switch; see
-        SwitchDirectories.update."""
+        """The jobs that the controller wants watched get a directory for their kill switch."""
         if self.logs.become_owner:
             self.context.jobs.awaiting_checkpoints &= {each.job_id for each in watch}
             self._directories.update(watch, now, running)
@@ -184,7 +178,7 @@ class Commands:
         for command in commands:
             if command.id in self._seen:
                 continue
-            self._seen[command.id] = None
+            self._seen[command.id] = False
             if len(self._seen) > REMEMBERED:
                 self._seen.popitem(last=False)
             if len(self._waiting) >= MAX_COMMANDS:
@@ -240,20 +234,17 @@ class Commands:
         """The answers since the last call."""
         results = tuple(self._results)
         self._results.clear()  # and not a new list: who answers later has the method of this one
-        self._answered.update(dict.fromkeys(result.command_id for result in results))
-        while len(self._answered) > REMEMBERED:
-            self._answered.popitem(last=False)
+        self._seen.update((result.command_id, True) for result in results if result.command_id in self._seen)
         return results
 
     @property
     def under_way(self) -> list[str]:
         """Ids of those that were begun, or wait, and have no answer yet."""
         done = {result.command_id for result in self._results}
-        return [each for each in self._seen if each not in self._answered and each not in done]
+        return [each for each, taken in self._seen.items() if not taken and each not in done]
 
     def answer_pending(self) -> None:
-        """Answers those that are under way: who asks hears that no one knows what became of them, and none is
-        done twice."""
+        """Answers those that are under way: no one knows what became of them, and none is done twice."""
         for each in self.under_way:
             self._answer(each, "the agent took a new configuration meanwhile: whether it was done is not known")
 
@@ -263,8 +254,7 @@ class Commands:
 
     def remember(self, seen: tuple[str, ...]) -> None:
         """Those are not done again."""
-        self._seen.update(dict.fromkeys(seen))
-        self._answered.update(dict.fromkeys(seen))
+        self._seen.update(dict.fromkeys(seen, True))
 
     # -- the commands -------------------------------------------------------------------------------------
 
@@ -292,8 +282,7 @@ class Commands:
         self._answer(command.id, answer.error, stacks=tuple(answer.value or ()))
 
     def _start_collection(self, command: CollectEvidence, now: float) -> bool:
-        """A few at a time, for jobs that share the node: each of them mostly waits between its dumps, which
-        one child makes."""
+        """A few at a time, for jobs that share the node: each mostly waits between its dumps."""
         if len(self._collections) >= COLLECTIONS:
             return False
         mine = self._processes_of(command)
@@ -403,8 +392,7 @@ class Commands:
             raise Refused(f"{silent} for {since_s:.0f} s")
 
     def _uid(self, uid: int) -> int:
-        """Who the child becomes: -1 where it cannot become anybody. Nothing is done as root or one of the
-        system's users."""
+        """Who the child becomes, -1: itself, where it cannot become others. Nothing is done as a system user."""
         if not self.logs.become_owner:
             return -1
         if (refusal := refusal_as(uid)) is not None:

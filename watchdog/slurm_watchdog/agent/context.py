@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable
+from functools import partial
 
 from slurm_watchdog.agent.collectors import kernel_log, link
 from slurm_watchdog.agent.collectors.collector import CollectorContext, Sections
@@ -60,17 +61,22 @@ OWN_TASKS = tasks_by_name(
 
 
 def make_context(
-    config: Settings, node: str, boot_id: str, once: bool, inherited: Iterable[InheritedWorker] = ()
+    config: Settings, node: str, boot_id: str, once: bool, jobs: JobsHere, inherited: Iterable[InheritedWorker] = ()
 ) -> CollectorContext:
-    """Forks the parent of all workers: to be called from the main thread, before any other thread. `inherited` are
-    workers of the agent that this process was until now."""
+    """Forks the parent of all workers: to be called from the main thread, before any other thread. `jobs` and
+    `inherited` are of the agent that this process was until now."""
     settings = config.agent
     helper = HelperLink(settings.helper_socket) if is_usable(settings.helper_socket) else None
     personal = config.personal or (helper is None and why_too_mighty() is None)
-    dispatch = Dispatch(OWN_TASKS, True, _log_refusal, config.kill_switch_prefixes, os.getuid() if personal else None)
+    dispatch = Dispatch(
+        OWN_TASKS,
+        True,
+        partial(log.warning, "refused: %s"),
+        config.kill_switch_prefixes,
+        os.getuid() if personal else None,
+    )
     workers = WorkerPool(dispatch, helper=helper, helped=TASKS, inherited=inherited)
     far = DelegatedFiles(workers) if helper is not None else None
-    jobs = JobsHere()
     becomes = helper is not None or (not personal and may_become_others())
     logs = JobLogs(workers, read_mounts(), node, settings.log_patterns, become_owner=becomes, here=jobs)
     return CollectorContext(
@@ -93,7 +99,3 @@ def make_context(
         links_of=far.devices_of if far else links_of),
         open_kernel_log=KmsgFile if helper is None else helper.open_kernel_log,
     )  # fmt: skip
-
-
-def _log_refusal(reason: str) -> None:
-    log.warning("refused: %s", reason)

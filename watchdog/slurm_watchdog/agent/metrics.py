@@ -1,8 +1,7 @@
 """The agent's own /metrics: how it fares itself, and what is worth a graph without a controller.
 
-A tick only leaves its report here and adds to a few counters; everything else happens when Prometheus asks.
-No label holds a pid or a user's text, and no metric has more than MAX_ROWS series: what is above is left out,
-and counted.
+A tick only leaves its report here and adds to a few counters; everything else happens when Prometheus asks. No label
+holds a pid or a user's text, and no metric has more than MAX_ROWS series: what is above is left out, and counted.
 """
 
 from __future__ import annotations
@@ -31,9 +30,7 @@ log = logging.getLogger(__name__)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_REQUEST = 16 * 1024
-CLIENT_S = 2.0
-"""One scrape, from the first byte of the request to the last of the answer: a slow reader delays the next by
-no more."""
+CLIENT_S = 2.0  # One scrape, from its first byte to the last of the answer: a slow reader delays the next by no more.
 
 
 def escape_label(value: str) -> str:
@@ -63,8 +60,7 @@ def histogram(name: str, text: str, counts: list[int], total: float) -> list[str
 
 
 def serve(host: str, port: int, render: Callable[[], bytes]) -> int | None:
-    """Answers on this address from a thread of its own; returns the port, or None, with a warning, where it
-    is taken."""
+    """Answers on this address from a thread of its own; returns the port, None (with a warning) where it is taken."""
     try:
         family_of_host = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family_of_host, backlog=16)
@@ -158,8 +154,7 @@ class AgentMetrics:
     # -- what Prometheus asks ----------------------------------------------------------------------------------
 
     def families(self) -> list[Family]:
-        """Every metric but the histogram of ticks, those without series included. Each collector's come from
-        its CollectorSpec."""
+        """Every metric but the histogram of ticks, those without series included."""
         found = [*self._own(self._seen)]
         report = self._report
         if report is not None:
@@ -183,10 +178,6 @@ class AgentMetrics:
         lines += histogram(f"{PREFIX}agent_tick_duration_seconds", text, counts, self._tick_s)
         lines += format_family(DROPPED._replace(series=[((), left_out)]))
         return ("\n".join(lines) + "\n").encode(errors="replace")
-
-    def serve(self, host: str, port: int) -> int | None:
-        """Answers on this address from a thread; returns the port, None where it is taken: the agent works without."""
-        return serve(host, port, self.render)
 
     def _own(self, seen: Isolated) -> Iterable[Family]:
         succeeded = [((name,), name not in seen.failed) for name in list(seen.seconds)]
@@ -217,7 +208,6 @@ def _listed(families: Callable[[Report], Iterable[Family]], report: Report) -> l
 
 
 def probe_label(probe: str) -> str:
-    """Kind and mount of a child: `files:/shared` of `files:/shared:1000`, `identify` of `identify:4711`. No
-    user, no pid."""
+    """Kind and mount of a child: `files:/shared` of `files:/shared:1000`. No user, no pid."""
     kind, _, rest = probe.partition(":")
     return f"{kind}:{PROBE_OWNER.sub('', rest)}" if rest.startswith("/") else kind

@@ -13,6 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.agent import Agent
+from slurm_watchdog.agent.collectors.usage import parse_meminfo
+from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.processes.exit_watch import Exits
 from slurm_watchdog.agent.processes.report_rows import reduced
 from slurm_watchdog.agent.reload.reload import Handover, Reload
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from slurm_watchdog.agent.delivery.sender import Sender
     from slurm_watchdog.agent.metrics import AgentMetrics
 
-import psutil
-
 from slurm_watchdog.base.text import duration, one_line
 
 MAX_CELL = 500  # Characters of a value: a path, a line of the kernel's log.
@@ -40,8 +40,7 @@ MAX_EVENTS = 50  # The newest of what logs say: a first look finds thousands.
 
 
 def show_report(report: Report) -> None:
-    """Prints every row of a report as a line of `field=value`, what is wrong last. Plain text; what a field has
-    usually, or is not known, is left out."""
+    """Prints every row of a report as `field=value`, without usual and unknown values; what is wrong last."""
     lines = [_node_line(report)]
     for name in report.__struct_fields__:
         rows = getattr(report, name)
@@ -72,20 +71,16 @@ def _value(value: object) -> str:
 
 def _node_line(report: Report) -> str:
     """How the node itself fares, in one line. It is this machine that is asked, so only for a report of its own."""
-    memory = psutil.virtual_memory()
-    load = ", ".join(f"{each:.1f}" for each in psutil.getloadavg())
-    up_s = max(0.0, clock.wall() - psutil.boot_time())
-    return (
-        f"{report.node}: {psutil.cpu_count()} CPUs, load {load}; "
-        f"{memory.used / 2**30:.0f} of {memory.total / 2**30:.0f} GiB memory in use; up {duration(up_s)}"
-    )
+    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    memory, up_s = parse_meminfo(read_file("/proc/meminfo")), float(read_file("/proc/uptime").split()[0])
+    used, total = (memory.used, memory.limit or 0) if memory is not None else (0, 0)
+    gib = f"{used / 2**30:.0f} of {total / 2**30:.0f} GiB memory in use"
+    return f"{report.node}: {os.cpu_count()} CPUs, load {load}; {gib}; up {duration(up_s)}"
 
 
 log = logging.getLogger(__name__)
 
-OUT_OF_TURN_S = 1.0
-"""Between a report and one out of turn: a node whose ranks end all the time makes two a second at worst, and
-mostly its usual ones."""
+OUT_OF_TURN_S = 1.0  # Between a report and one out of turn: where ranks end all the time, two a second at worst.
 LOST_AFTER_S = 15.0
 """After such a silence of the controller reports may have been too old to be judged (`Config.report_lifetime_s`),
 or had no room to wait: what they said last is said again."""
@@ -106,8 +101,7 @@ class Service:
         echo: bool = False,
         file: str = "",
     ):
-        """With `echo` each report is also a line of JSON on standard output. `file` is the configuration,
-        read again at SIGHUP."""
+        """With `echo` each report is also a line on standard output. `file` is read again at SIGHUP."""
         self.agent, self.sender, self.metrics, self.signals = agent, sender, metrics, signals
         self.echo = echo
         self.exits = Exits()
@@ -206,19 +200,11 @@ class Service:
 
 
 def run_agent(
-    config: Settings,
-    *,
-    once: bool = False,
-    as_json: bool = False,
-    file: str = "",
-    handover: Handover | None = None,
+    config: Settings, *, once: bool = False, as_json: bool = False, file: str = "", handover: Handover | None = None
 ) -> int:
-    """The agent as a daemon until SIGTERM, or with `once` two ticks and their outcome on standard output.
-    Returns the exit code.
-
-    At SIGHUP `file` is read again, and this process restarts with it; then it is given `handover`. Without
-    `once` it is 2 for a process with rights that are the helper's.
-    """
+    """The agent as a daemon until SIGTERM, or with `once` two ticks and their outcome on standard output. Returns the
+    exit code. At SIGHUP `file` is read again, and this process restarts with it; then it is given `handover`. Without
+    `once` it is 2 for a process with rights that are the helper's."""
     if not once and not config.controller_urls:
         log.critical("%s", NO_CONTROLLER)
         return EXIT_USAGE
@@ -249,7 +235,7 @@ def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handov
     # Imported only now: the children, forked long ago, need neither, and their memory counts.
     from slurm_watchdog.agent.delivery.sender import Sender, connect_in_turn
     from slurm_watchdog.agent.delivery.spool import Spool
-    from slurm_watchdog.agent.metrics import AgentMetrics
+    from slurm_watchdog.agent.metrics import AgentMetrics, serve
 
     metrics = AgentMetrics(agent.probes.counts, lambda: agent.gpus.driver_s)
     spool = Spool()
@@ -264,7 +250,7 @@ def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handov
     signals.install()
     sender.start()
     if config.agent.metrics_listen:
-        metrics.serve(*split_address(config.agent.metrics_listen))
+        serve(*split_address(config.agent.metrics_listen), metrics.render)
     service = Service(agent, sender, metrics, signals, echo, file)
     service.controller_id = before.controller_id if before is not None else ""
     log.info("watching %s for %s every %g s", agent.node, config.controller_urls[0], config.agent.interval)

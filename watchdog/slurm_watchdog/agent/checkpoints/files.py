@@ -21,8 +21,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.knowledge.checkpoint_layouts import SETTLES, Candidate, has_zip_end, markers_of
 
-MAX_FILES = 2000
-"""Of a checkpoint whose bytes are added up, once: 500 GB in shards of 250 MB. Beyond, its size is not said."""
+MAX_FILES = 2000  # Of a checkpoint whose bytes are added up, once: 500 GB in shards of 250 MB; of more no size is said.
 MAX_FOOTPRINT_FILES = 500  # Of one that is not complete, at each look: enough to see that it grows.
 MAX_NAMES = 64
 MAX_DEPTH = 3
@@ -107,11 +106,9 @@ def _safetensors_is_whole(fd: int, header_bytes: int, size_bytes: int) -> bool |
 
 
 def may_settle(name: str, where: int) -> bool:
-    """Whether a directory may count as complete once it does not change any more.
-
-    Not so with shards of PyTorch DCP, of which .metadata is missing then, nor with a file that is visibly cut short: a
-    leftover of a crash does not change any more, either.
-    """
+    """Whether a directory may count as complete once it does not change any more. Not so with shards of PyTorch DCP, of
+    which .metadata is missing then, nor with a file that is visibly cut short: a leftover of a crash does not change
+    any more, either."""
     try:
         with opened(name, DIRECTORY_FLAGS, where) as fd:
             names = _first_names(fd)
@@ -185,12 +182,9 @@ def _add_directory(
 
 
 def resolve(path: str, mount: str, others: frozenset[str] = frozenset()) -> tuple[str, bool]:
-    """`path` without links, each read and none followed, and whether that is on `mount` and none of the
-    `others` below it.
-
-    As soon as a link leads away from the mount it ends, for to look further would be to touch another filesystem: then
-    the path may still have links. Raises OSError.
-    """
+    """`path` without links, each read and none followed, and whether that is on `mount` and none of the `others` below
+    it. As soon as a link leads away from the mount it ends, for to look further would be to touch another filesystem:
+    then the path may still have links. Raises OSError."""
     real, links = mount.rstrip("/"), 0
     if not is_inside(path, mount, others):
         return path, False
@@ -307,8 +301,7 @@ def assess(where: int, prefix: str, candidate: Candidate, tracked: list[Tracked]
 
 
 def _assess_by_change(where: int, assessed: Assessed, this: Scan) -> Assessed:
-    """A candidate without a sign that it is complete: files are so if they have their ends, or do not change
-    any more."""
+    """A candidate without a marker: its files are complete if they have their ends, or do not change any more."""
     candidate = assessed.candidate
     if candidate.layout == "digits" and not has_shards(candidate.names[0], where):
         return assessed  # a date, the number of a run
@@ -353,12 +346,9 @@ def is_newer(one: Assessed, complete: Assessed | None) -> bool:
 
 
 def newest(assessed: Iterable[Assessed]) -> Assessed | None:
-    """The newest complete one: by number within a layout and a directory, by time between them.
-
-    Where a tracker speaks for a layout, it alone decides, for the trainer resumes from what it says: what has
-    a higher number is not complete. A file without a number in its name counts only where nothing else is
-    complete.
-    """
+    """The newest complete one: by number within a layout and a directory, by time between them. Where a tracker speaks
+    for a layout, it alone decides, for the trainer resumes from what it says: what has a higher number is not complete.
+    A file without a number in its name counts only where nothing else is complete."""
     best: dict[tuple[str, str], Assessed] = {}
     for each in assessed:
         key = (os.path.dirname(each.path), each.layout)

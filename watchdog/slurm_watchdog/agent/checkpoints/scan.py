@@ -33,68 +33,53 @@ from slurm_watchdog.agent.workers.answer_types import (
     CheckpointMemory,
     Footprint,
     KnownSize,
-    ScannedCheckpoints,
-    ScannedClock,
-    ScannedDirectory,
-    ScannedTracker,
+    ScannedPlace,
 )
 from slurm_watchdog.agent.workers.request_types import ScanCheckpoints, WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.base.os_errors import describe
-from slurm_watchdog.knowledge.checkpoint_layouts import (
-    TRACKED_NAMES,
-    TRACKERS,
-    Candidate,
-    parse_tracker,
-    recognise,
-)
+from slurm_watchdog.knowledge.checkpoint_layouts import TRACKED_NAMES, TRACKERS, Candidate, parse_tracker, recognise
 
-MAX_ASSESSED = 12
-"""Of the newest of each layout and directory: more leftovers of crashes than that are a case for a person."""
+MAX_ASSESSED = 12  # Of the newest of each layout and directory: more leftovers of crashes are a case for a person.
 MAX_SUBDIRECTORIES = 8
 INSIDE = "checkpoints"  # The subdirectory that Lightning, NeMo and MaxText put below a run's own directory.
 
 
-def scan_checkpoints(request: ScanCheckpoints, worker: WorkerState) -> ScannedCheckpoints:
-    """One scan of the directories, trackers and clocks of this child's mount; a tracker that says no step is
-    left out."""
+def scan_checkpoints(request: ScanCheckpoints, worker: WorkerState) -> list[ScannedPlace]:
+    """One scan of the places on this child's mount."""
     now, wall = clock.monotonic(), clock.wall()
     others, end = frozenset(request.others), now + request.budget_s
     rows = []
-    for job, directory, memory in request.directories:
+    for kind, job, path, memory in request.places:
         this = Scan(now, wall, end, None if memory is None else memory.footprints, others)
-        row = ScannedDirectory(job_id=job, directory=directory, memory=memory)
+        row = ScannedPlace(job_id=job, directory=path, memory=memory)
         try:
-            real, inside = files.resolve(directory, request.mount, others)
-            row = _scan_directory(real, this, row) if inside else replace(row, moved=real)
+            real, inside = (path, True) if kind == "tracker" else files.resolve(path, request.mount, others)
+            row = SCANS[kind](real, this, row) if inside else replace(row, moved=real)
         except TooLongError:
             row = replace(row, error=f"there was more to look at than {request.budget_s:g} s allow")
         except OSError as problem:
             row = replace(row, error=describe(problem))
         rows.append(row)
-    trackers = [found for job, path in request.trackers if (found := _read_given_tracker(job, path, wall))]
-    this = Scan(now, wall, end, None, others)
-    clocks = [_read_clock(job, path, request.mount, this) for job, path in request.clocks]
-    return ScannedCheckpoints(directories=tuple(rows), trackers=tuple(trackers), clocks=tuple(clocks))
+    return rows
 
 
-def _read_clock(job: str, path: str, mount: str, this: Scan) -> ScannedClock:
+def _read_clock(path: str, this: Scan, row: ScannedPlace) -> ScannedPlace:
     """When a file, or the newest in a directory, was last written to, and how many bytes they are."""
-    row = ScannedClock(job=job, path=path)
-    try:
-        real, inside = files.resolve(path, mount, this.others)
-        if not inside:
-            return replace(row, moved=real)
-        candidate = Candidate("clock", (os.path.basename(real),), True)
-        with opened(os.path.dirname(real), DIRECTORY_FLAGS) as where:
-            found = files.take_footprint(candidate, where, MAX_FOOTPRINT_FILES, this.check_time)
-    except (OSError, TooLongError):
-        return row  # not there yet, or not to be read
-    return replace(row, at_ns=found.newest_ns, size_bytes=found.size_bytes) if found.newest_ns else row
+    candidate = Candidate("clock", (os.path.basename(path),), True)
+    with opened(os.path.dirname(path), DIRECTORY_FLAGS) as where:
+        found = files.take_footprint(candidate, where, MAX_FOOTPRINT_FILES, this.check_time)
+    return replace(row, at_ns=found.newest_ns, size_bytes=found.size_bytes)
 
 
-def _scan_directory(directory: str, this: Scan, row: ScannedDirectory) -> ScannedDirectory:
+def _read_given_tracker(path: str, this: Scan, row: ScannedPlace) -> ScannedPlace:
+    """A tracker file that the configuration names; without a step where there is none yet."""
+    text, at_ns = files.read_small(path, None, files.FILE_FLAGS & ~os.O_NOFOLLOW) or ("", 0)
+    return replace(row, step=parse_tracker(text), age_s=max(0.0, this.wall - at_ns / 1e9))
+
+
+def _scan_directory(directory: str, this: Scan, row: ScannedPlace) -> ScannedPlace:
     assessed = _search(directory, this)
     complete = newest(assessed)
     rest = [each for each in assessed if not each.complete and is_newer(each, complete)]
@@ -207,8 +192,7 @@ def _newest_of_each(candidates: Iterable[Candidate], tracked: list[Tracked]) -> 
 
 
 def _list(where: int, prefix: str, this: Scan) -> tuple[dict[str, bool], bool]:
-    """{name: is a directory} of what is neither a link nor another mount, and whether there was more
-    than may be read."""
+    """{name: is a directory} of what is neither a link nor another mount, and whether more was left unread."""
     found: dict[str, bool] = {}
     with os.scandir(where) as entries:
         for entry in entries:
@@ -259,10 +243,4 @@ def _tracked_names(where: int, tracked: list[Tracked]) -> list[str]:
     return [name for name, it in found if it is not None and stat.S_ISDIR(it.st_mode)]
 
 
-def _read_given_tracker(job: str, path: str, wall: float) -> ScannedTracker | None:
-    """A tracker file that the configuration names; None where there is none yet, or it says no step."""
-    read = files.read_small(path, None, files.FILE_FLAGS & ~os.O_NOFOLLOW)
-    step = parse_tracker(read[0]) if read is not None else None
-    if read is None or step is None:
-        return None
-    return ScannedTracker(job=job, path=path, step=step, age_s=max(0.0, wall - read[1] / 1e9))
+SCANS = {"directory": _scan_directory, "tracker": _read_given_tracker, "clock": _read_clock}

@@ -1,4 +1,7 @@
-"""Checkpoints of the jobs on this node: see slurm_watchdog.agent.collectors.checkpoint, which has them looked for.
+"""Checkpoints of the jobs on this node, and files that jobs write to as their loop turns, where a site has named them.
+
+The loop only knows names: the child that reads the logs of the same mount as the same user looks, and what is asked in
+one tick is answered in a later one.
 
 Sees: the newest complete checkpoint: step, age, size, and whether a newer one is being written (Megatron,
     DeepSpeed, PyTorch DCP, Hugging Face, Lightning, NeMo, Composer, Orbax and plain files)
@@ -12,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from itertools import zip_longest
 
 import msgspec
 from msgspec.structs import replace
@@ -21,13 +24,10 @@ from slurm_watchdog.agent.collectors.collector import Collector, CollectorContex
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.workers.answer_types import (
     CheckpointMemory,
-    ScannedCheckpoints,
-    ScannedClock,
-    ScannedDirectory,
-    ScannedTracker,
+    ScannedPlace,
 )
 from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import ScanCheckpoints
+from slurm_watchdog.agent.workers.request_types import PlaceKind, ScanCheckpoints
 from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base.mounts import mount_of
 from slurm_watchdog.base.structs import only
@@ -40,12 +40,9 @@ MAX_CLOCKS = 4
 CLOCK_S = 30.0  # Files that are named for progress are looked at this often at least.
 CLOCK_PATTERN = "file"
 MAX_PLACES = 64  # Of the node: directories and trackers together.
-SOON_S = 5.0
-"""While one is being written its directory is looked at this often: the controller waits for it to be complete."""
+SOON_S = 5.0  # While one is being written its directory is looked at this often: the controller waits for it.
 BUDGET_S = 2.0  # For one look of a child at all that it is asked about, system calls that hang not counted.
-CACHED_S = 60.0
-"""A client may show a directory that old (acdirmax of nfs(5)), so a checkpoint may have been complete for so
-long at most."""
+CACHED_S = 60.0  # A client may show a directory that old (acdirmax of nfs(5)): a checkpoint was complete since then.
 MAX_MOVES = 8  # A directory that is named through links is followed over so many mounts.
 
 
@@ -54,7 +51,7 @@ class _Place:
     """One directory or tracker of one job. `path` is where it lies, `reported` what of it was reported last."""
 
     path: str
-    kind: Literal["directory", "tracker", "clock"]
+    kind: PlaceKind
     due: float
     row: Checkpoint
     at: float = 0.0  # When the child was asked for `row`.
@@ -81,18 +78,12 @@ class CheckpointSchedule(msgspec.Struct):
     _recent: dict[Key, tuple[float, Event]] = {}
 
     def collect(
-        self,
-        now: float,
-        deadline_s: float,
-        directories: Mapping[str, Iterable[str]],
-        hurry: Collection[str] = (),
+        self, now: float, deadline_s: float, directories: Mapping[str, Iterable[str]], hurry: Collection[str] = ()
     ) -> tuple[tuple[Checkpoint, ...], tuple[Event, ...]]:
         """A row for each directory, and an event for each newest complete checkpoint that is new since the last call.
-
-        `directories` are absolute, by job; the trackers that the controller names for its jobs are read as
-        well. Those of the jobs in `hurry` are looked at every SOON_S: of them someone waits for the next
-        one. Call it after the logs were read: it shares their children.
-        """
+        `directories` are absolute, by job; the trackers that the controller names for its jobs are read as well. Those
+        of the jobs in `hurry` are looked at every SOON_S: of them someone waits for the next one. Call it after the
+        logs were read: it shares their children."""
         self._note_places(now, directories)
         for (job_id, _), place in self._places.items():
             if job_id in hurry:
@@ -111,7 +102,7 @@ class CheckpointSchedule(msgspec.Struct):
     # -- where -------------------------------------------------------------------------------------------------
 
     def _note_places(self, now: float, directories: Mapping[str, Iterable[str]]) -> None:
-        wanted: dict[Key, Literal["directory", "tracker", "clock"]] = {}
+        wanted: dict[Key, PlaceKind] = {}
         for job_id, paths in directories.items():
             for path in list(dict.fromkeys(paths))[:MAX_DIRECTORIES]:
                 wanted[job_id, path] = "directory"
@@ -150,9 +141,7 @@ class CheckpointSchedule(msgspec.Struct):
                 mount=mount,
                 others=sorted({m.point for m in self.logs.mounts if _is_below(m.point, mount)}),
                 budget_s=BUDGET_S,
-                directories=[(job, place.path, place.memory) for job, place in places if place.kind == "directory"],
-                trackers=[(job, place.path) for job, place in places if place.kind == "tracker"],
-                clocks=[(job, place.path) for job, place in places if place.kind == "clock"],
+                places=[(place.kind, job, place.path, place.memory) for job, place in places],
             )
             then = partial(self._apply, child, now, tuple(keys))
             if self.probes.ask(child, request, deadline_s, now, then, uid) is not None:
@@ -160,37 +149,29 @@ class CheckpointSchedule(msgspec.Struct):
 
     # -- what came of it ---------------------------------------------------------------------------------------
 
-    def _apply(self, child: str, asked_at: float, keys: tuple[Key, ...], answer: Answer[ScannedCheckpoints]) -> None:
-        """The answer of a child about `keys`."""
+    def _apply(self, child: str, asked_at: float, keys: tuple[Key, ...], answer: Answer[list[ScannedPlace]]) -> None:
+        """The answer of a child about `keys`. One that hangs shows in every row, for as long as it does."""
         self._asked.discard(child)
-        places = [(key, self._places[key]) for key in keys if key in self._places]
-        for _, place in places:
+        for key, found in zip_longest(keys, answer.value or ()):
+            place = self._places.get(key)
+            if place is None:
+                continue
             every_s = min(CLOCK_S, self.interval_s) if place.kind == "clock" else self.interval_s
             place.asked_at, place.due = asked_at, asked_at + every_s
-        if answer.value is None:
-            for _, place in () if answer.timed_out else places:
-                self._fail(place, asked_at, answer.error or "")
-            return  # one that hangs shows in every row, for as long as it does
-        directories = {(each.job_id, each.directory): each for each in answer.value.directories}
-        trackers = {(each.job, each.path): each for each in answer.value.trackers}
-        clocks = {(each.job, each.path): each for each in answer.value.clocks}
-        for key, place in places:
-            at = (key[0], place.path)
-            if place.kind == "clock" and at in clocks:
-                self._apply_clock(key, place, asked_at, clocks[at])
-            elif place.kind == "tracker" and at in trackers:
-                self._apply_tracker(key, place, asked_at, trackers[at])
-            elif place.kind == "directory" and at in directories:
-                self._apply_directory(key, place, asked_at, directories[at])
+            if found is None:
+                if not answer.timed_out:
+                    self._fail(place, asked_at, answer.error or "")
+            elif found.moved is not None:
+                self._move(place, asked_at, found.moved)
+            else:
+                place.path, place.moves = key[1], 0  # next time from its name again: links may be changed
+                apply = {"directory": self._apply_directory, "tracker": self._apply_tracker, "clock": self._apply_clock}
+                apply[place.kind](key, place, asked_at, found)
 
     def _fail(self, place: _Place, at: float, error: str) -> None:
         place.row, place.at = replace(self._aged(place, at), error=error), at
 
-    def _apply_directory(self, key: Key, place: _Place, at: float, found: ScannedDirectory) -> None:
-        if found.moved is not None:
-            self._move(place, at, found.moved)
-            return
-        place.path, place.moves = key[1], 0  # next time from its name again: links may be changed
+    def _apply_directory(self, key: Key, place: _Place, at: float, found: ScannedPlace) -> None:
         if not found.was_read:  # what was known before stays, with the reason
             self._fail(place, at, found.error or "")
             return
@@ -209,21 +190,16 @@ class CheckpointSchedule(msgspec.Struct):
         place.reported, place.reported_ns = newest, found.at_ns
         self._add_event(key, at, found.path, found.step, age_s, "directory")
 
-    def _apply_tracker(self, key: Key, place: _Place, at: float, found: ScannedTracker) -> None:
-        if place.reported != (found.step,):
+    def _apply_tracker(self, key: Key, place: _Place, at: float, found: ScannedPlace) -> None:
+        if found.step is not None and place.reported != (found.step,):
             place.reported = (found.step,)
-            self._add_event(key, at, key[1], found.step, found.age_s, "tracker")
+            self._add_event(key, at, key[1], found.step, found.age_s or 0.0, "tracker")
 
-    def _apply_clock(self, key: Key, place: _Place, at: float, found: ScannedClock) -> None:
-        """A file that was changed since the scan before. At the first scan its age is not known: the event only
-        says where the count begins."""
-        if found.moved is not None:
-            self._move(place, at, found.moved)
-            return
-        place.path, place.moves = key[1], 0
+    def _apply_clock(self, key: Key, place: _Place, at: float, found: ScannedPlace) -> None:
+        """A file that was changed since the scan before; at the first scan the event says where the count begins."""
         first, place.scanned_at = place.scanned_at is None, at
         newest = (found.at_ns, found.size_bytes)
-        if found.at_ns is None or newest == place.reported:
+        if not found.at_ns or newest == place.reported:
             return
         place.reported = newest
         event = Event(
@@ -276,8 +252,7 @@ class CheckpointCollector(Collector):
         )
 
     def collect(self, now: float) -> CheckpointSection:
-        """What the controller names is looked at where it says so; what command lines name, on the node of
-        rank 0 alone."""
+        """Where the controller says so, and what command lines name on the node of rank 0 alone."""
         directories = {job_id: list(watch.checkpoint_directories) for job_id, watch in self.context.jobs.watch.items()}
         processes = self.sections.of(ProcessSection).processes
         for job_id in {each.job_id for each in processes if each.rank == 0 and each.role is Role.RANK}:

@@ -7,14 +7,11 @@ its section empty; the others continue.
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
-
-import msgspec
 
 from slurm_watchdog.base.loop import Isolated, isolate
 from slurm_watchdog.base.structs import Struct
@@ -121,8 +118,7 @@ class Collector:
 
     keeper: Any = None
     """Where what it knows is kept. What it has of these methods is called: `retell()` where a new controller has not
-    seen the recent past, `memory()` and `remember(memory)` for the agent that this process becomes at SIGHUP (its type
-    is CollectorSpec.memory), `close(now)` at the end of the agent, while workers can still be asked."""
+    seen the recent past, `close(now)` at the end of the agent, while workers can still be asked."""
 
     def __init__(self, context: CollectorContext):
         self.context, self.sections = context, context.sections
@@ -154,10 +150,6 @@ class CollectorSpec:
     metrics: Callable[[Report], Iterable[Family]] = _nothing
     """What is exported of the last report; every family in every call, if without series."""
     counters: Callable[[], Counters] | None = None  # Metrics that need more than the last report.
-    memory: type[msgspec.Struct] | None = None  # What goes over a reload, of one whose keeper has a memory.
-
-
-log = logging.getLogger(__name__)
 
 
 class Collectors:
@@ -192,23 +184,6 @@ class Collectors:
         for _, each in self._all:
             if hasattr(each.keeper, "retell"):
                 each.keeper.retell()
-
-    def memories(self) -> dict[str, Any]:
-        """What collectors know, by name, for `remember` of the agent that this process becomes."""
-        return {spec.name: each.keeper.memory() for spec, each in self._all if spec.memory is not None}
-
-    def remember(self, memories: Mapping[str, Any]) -> None:
-        """Hands out what an agent before this one left, read from its handover. What is not understood of it
-        is logged and dropped."""
-        for spec, each in self._all:
-            if spec.memory is None or spec.name not in memories:
-                continue
-            try:
-                memory = msgspec.convert(memories[spec.name], spec.memory, str_keys=True)
-            except msgspec.ValidationError as error:
-                log.warning("%s starts without what the agent before this one knew: %s", spec.name, error)
-            else:
-                each.keeper.remember(memory)
 
     def close(self, now: float) -> None:
         """The agent ends."""

@@ -14,19 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from slurm_watchdog.agent.collectors.collector import (
-    Collector,
-    CollectorSpec,
-    Family,
-    Problem,
-    Series,
-    job_label,
-)
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorSpec, Family, Problem, Series, job_label
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.report import GpuSection, ProcessSection, Report
 
-SLOW_NVML_S = 3.0
-"""Its first answer may take seconds, where the driver has to wake the GPUs; after that, the wait is reported."""
+SLOW_NVML_S = 3.0  # Its first answer may take seconds, until the driver has woken the GPUs; then the wait is reported.
 
 
 class GpuCollector(Collector):

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec, Family
-from slurm_watchdog.agent.logs.open_logs import LogMemory
 from slurm_watchdog.model.report import LogSection, ProcessSection, Report
 
 
@@ -54,11 +53,8 @@ class LogCounters:
         yield Family("log_events_dropped_total", text, (), [((), self._events_dropped)])
         text = "Bytes of logs that were passed over unread."
         yield Family("log_skipped_bytes_total", text, (), [((), self._skipped_bytes)])
-        text, lag_bytes = (
-            "Bytes of logs that are still to be read.",
-            sum(row.lag_bytes for row in report.logs),
-        )
+        text, lag_bytes = ("Bytes of logs that are still to be read.", sum(row.lag_bytes for row in report.logs))
         yield Family("log_lag_bytes", text, (), [((), lag_bytes)])
 
 
-SPEC = CollectorSpec("job_log", LogSection, JobLogCollector, counters=LogCounters, memory=LogMemory)
+SPEC = CollectorSpec("job_log", LogSection, JobLogCollector, counters=LogCounters)

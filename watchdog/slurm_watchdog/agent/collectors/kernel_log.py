@@ -1,9 +1,7 @@
-"""What the kernel's log says about this node: read in the loop, where it can't hang, and nearly free while
-the kernel is silent.
+"""What the kernel's log says about this node: read in the loop, where it can't hang.
 
-How far it was read is kept, with the boot it belongs to, in a small file that only a child touches: an agent
-that is started
-again tells nothing twice and misses nothing.
+How far it was read is kept, with the boot it belongs to, in a small file that only a child touches: an agent that is
+started again tells nothing twice and misses nothing.
 
 Sees: faults of GPUs, disks, memory, network, filesystem clients, with the GPU, mount or server that is
     meant
@@ -95,9 +93,7 @@ SAVE_EVERY_S = 10.0
 SAVE_DULL_EVERY_S = 300.0
 """Where nothing was told, a position that is lost costs a second look at lines that concern no one; to keep
 it costs a child each time."""
-STATE_DEADLINE_S = 3.0
-"""So long the first read waits for the child that knows the position: a frozen local disk must not make the
-agent deaf."""
+STATE_DEADLINE_S = 3.0  # So long the first read waits for the position: a frozen disk must not make the agent deaf.
 SETTLE_S = 0.1
 
 
@@ -119,8 +115,7 @@ class KernelLogReader:
         facilities: frozenset[int] = frozenset({0}),
         open_device: Callable[[str], KmsgFile] = KmsgFile,
     ):
-        """`facilities` are those that are believed: the kernel's (0) alone, for programs may write to
-        /dev/kmsg, too."""
+        """`facilities`: those that are believed, the kernel's (0) alone, for programs may write to /dev/kmsg, too."""
         self._kmsg = Kmsg(path, open_device)
         self._boot_id, self._state_file, self._probes = boot_id, state_file, probes
         self._priorities = frozenset(b"%d" % (facility << 3 | level) for facility in facilities for level in range(8))
@@ -129,8 +124,7 @@ class KernelLogReader:
         self._drained_at: float | None = None
         self._asked_at: float | None = None
         self._position_known = not state_file
-        self._backlog = True
-        """What is read now may have stood there before the first look: until the end was reached once."""
+        self._backlog = True  # What is read now may be from before the first look: until the end was reached once.
         self._began_at: float | None = None
         self._saved: int | None = None
         self._saving: int | None = None
@@ -341,8 +335,7 @@ class NodeEventCounters:
         yield Family("gpu_xid_total", "NVIDIA's numbers of faults.", (*GPU, "xid"), self._xid_series())
 
     def _xid_series(self) -> list[Series]:
-        """The kernel's log and NVML report the same fault: of the two counts the larger holds, whichever of
-        them is missing."""
+        """The kernel's log and NVML report the same fault: the larger of the two counts holds."""
         totals: dict[tuple[str, ...], Counter[str]] = {}
         for (gpu, xid), by_source in list(self._xids.items()):
             key = (*self._gpu_of.get(gpu, (gpu, "")), str(xid))

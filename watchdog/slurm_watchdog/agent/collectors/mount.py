@@ -30,14 +30,7 @@ FIRST_S = 30.0  # A trainer has opened its data by then, most often; what it ope
 EVERY_S = 300.0  # Between two looks at a process: it doubles up to this.
 AT_ONCE = 8  # Processes in one look, the users in turn: 16,000 mappings of one rank take 15 ms.
 MAX_OF_JOB = 8  # Filesystems of one job that are kept: jobs have been seen to use five.
-KEPT_S = 900.0
-"""So long a filesystem counts as used after the last look that found it: a file is closed between two epochs."""
-
-
-@dataclass(frozen=True)
-class _Due:
-    at: float
-    wait_s: float
+KEPT_S = 900.0  # So long a filesystem counts as used after a look that found it: files are closed between epochs.
 
 
 @dataclass
@@ -45,18 +38,18 @@ class OpenMounts:
     """Which filesystems jobs use, by their processes' files. One loop owns it."""
 
     probes: WorkerPool
-    _due: dict[tuple[int, int], _Due] = field(default_factory=dict)  # By (pid, start).
-    _seen: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Job -> mount point -> when it was seen in use last."""
+    _due: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+    """(pid, start) -> when its files are to be listed, and how long that is after the last time."""
+    _seen: dict[str, dict[str, float]] = field(default_factory=dict)  # Job -> mount point -> when it was last in use.
     _asked_at: float = 0.0
     _asking: bool = False
 
     def request_due(self, processes: Iterable[Process], now: float, deadline_s: float) -> None:
         """Requests the files of those processes that are due; the answer counts from the next call on."""
         mine = {(p.pid, p.start_ticks): p for p in processes if p.role is not Role.HELPER and p.state not in ("Z", "X")}
-        self._due = {key: self._due.get(key) or _Due(now + FIRST_S * (1 + key[0] % 7 / 7), FIRST_S) for key in mine}
+        self._due = {key: self._due.get(key) or (now + FIRST_S * (1 + key[0] % 7 / 7), FIRST_S) for key in mine}
         self._forget({p.job_id for p in mine.values()}, now)
-        due = sorted((each.at, key) for key, each in self._due.items() if now >= each.at)
+        due = sorted((at, key) for key, (at, _) in self._due.items() if now >= at)
         if self._asking or not due:
             return
         taken, _ = fair_share([key for _, key in due], AT_ONCE, lambda key: mine[key].uid)
@@ -66,8 +59,8 @@ class OpenMounts:
             return
         self._asking, self._asked_at = True, now
         for key in taken:
-            wait_s = min(2 * self._due[key].wait_s, EVERY_S)
-            self._due[key] = _Due(now + wait_s, wait_s)
+            wait_s = min(2 * self._due[key][1], EVERY_S)
+            self._due[key] = (now + wait_s, wait_s)
 
     def places(self) -> list[str]:
         """The mount points, one of each job in turn."""
@@ -100,8 +93,7 @@ class MountCollector(Collector):
         super().__init__(context)
         self._open_mounts = OpenMounts(context.workers)
         self._wanted: dict[str, ProbeTarget] = {}
-        self._wanted_for: tuple[Places, tuple[Mount, ...]] = ((), ())
-        """The places and mounts from which `_wanted` follows."""
+        self._wanted_for: tuple[Places, tuple[Mount, ...]] = ((), ())  # From which `_wanted` follows.
 
     def collect(self, now: float) -> MountSection:
         """The answers since the last call, and a row for each filesystem whose answer is overdue."""
@@ -115,8 +107,7 @@ class MountCollector(Collector):
         return MountSection(mounts=rows)
 
     def _places(self, logs: tuple[LogFile, ...], processes: tuple[Process, ...]) -> Places:
-        """Logs, working directories and checkpoints of jobs that have processes here, then the mounts on
-        which these have files open."""
+        """Logs, working directories, checkpoints of jobs with processes here, then mounts with open files of theirs."""
         places = [(os.path.dirname(row.path), self.context.logs.owner_of(row.job_id)) for row in logs]
         for job_id in self.context.logs.jobs:
             uid, watch = self.context.logs.owner_of(job_id), self.context.jobs.watch.get(job_id)

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 
 from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec, Family
 from slurm_watchdog.agent.collectors.gpu import GPU
-from slurm_watchdog.agent.gpu.orphan_processes import OrphanMemory
 from slurm_watchdog.model.report import GpuSection, OrphanGpuProcessSection, Report
 
 
@@ -42,10 +41,4 @@ def metrics(report: Report) -> Iterable[Family]:
     yield Family("gpu_orphans", text, GPU, series)
 
 
-SPEC = CollectorSpec(
-    "orphan_gpu_process",
-    OrphanGpuProcessSection,
-    OrphanGpuProcessCollector,
-    metrics,
-    memory=OrphanMemory,
-)
+SPEC = CollectorSpec("orphan_gpu_process", OrphanGpuProcessSection, OrphanGpuProcessCollector, metrics)

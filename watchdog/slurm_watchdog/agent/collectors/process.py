@@ -23,7 +23,6 @@ from slurm_watchdog.agent.collectors.collector import (
     job_label,
     largest,
 )
-from slurm_watchdog.agent.processes.reader import ProcessMemory
 from slurm_watchdog.model.report import ProcessSection, Report
 
 
@@ -57,4 +56,4 @@ def metrics(report: Report) -> Iterable[Family]:
     yield Family("process_uninterruptible_seconds", text, ("job_id", "rank"), largest(blocked))
 
 
-SPEC = CollectorSpec("process", ProcessSection, ProcessCollector, metrics, memory=ProcessMemory)
+SPEC = CollectorSpec("process", ProcessSection, ProcessCollector, metrics)

@@ -22,23 +22,15 @@ from slurm_watchdog.agent.collectors.collector import (
     job_label,
 )
 from slurm_watchdog.agent.workers.answer_types import SupervisorFile
-from slurm_watchdog.agent.workers.request_types import ReadSupervisor
+from slurm_watchdog.agent.workers.request_types import ReadSupervisors
 from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
-from slurm_watchdog.model.protocol import JobWatch
 from slurm_watchdog.model.report import Report, SupervisorSection
-from slurm_watchdog.model.supervisor import (
-    FRESH_S,
-    JobSupervisor,
-    SupervisorStatus,
-    run_directory,
-)
+from slurm_watchdog.model.supervisor import FRESH_S, JobSupervisor, SupervisorStatus, run_directory
 
-ABSENT_EVERY_S = 15.0
-"""Most jobs have none: it is looked for this often, but in every tick of the first BEGINNING_S of a run."""
+ABSENT_EVERY_S = 15.0  # Most jobs have none: it is looked for this often, after the first BEGINNING_S of a run.
 BEGINNING_S = 60.0
-ROUNDS = 16  # So many jobs of one user are asked about in one tick, …
-ANSWERS_S = 0.02  # … each of which is waited for so long.
+ANSWERS_S = 0.02  # So long the answers are waited for.
 
 
 @dataclass
@@ -48,7 +40,6 @@ class _Known:
     restarts: int
     since: float
     due: float
-    asked: float = -1.0  # When it was asked about last, monotonic.
     status: SupervisorStatus | None = None
     written: float = 0.0  # When it was written, monotonic.
     read: float = 0.0  # When it was found so.
@@ -71,7 +62,7 @@ class SupervisorCollector(Collector):
             known = self._known.get(job_id)
             if known is None or known.restarts != watch.restarts:
                 known = self._known[job_id] = _Known(watch.restarts, now, now)
-        self._ask_in_turn([watch for job_id, watch in here.items() if now >= self._known[job_id].due], now)
+        self._ask({job_id: known for job_id, known in self._known.items() if now >= known.due}, now)
         return SupervisorSection(
             supervisors=tuple(
                 JobSupervisor(
@@ -92,38 +83,31 @@ class SupervisorCollector(Collector):
             if known.error:
                 yield Problem(f"supervisor of job {job_id}: {known.error}", failed=False)
 
-    def _ask_in_turn(self, due: list[JobWatch], now: float) -> None:
-        """All jobs of one user have one child, which reads one file at a time: who was asked about longest ago comes
-        first, and the others in this tick, too, as long as it answers at once."""
-        due.sort(key=lambda watch: self._known[watch.job_id].asked)
-        for _ in range(ROUNDS):
-            asked = {watch.job_id: self._ask(watch, self._known[watch.job_id], now) for watch in due}
-            numbers = [number for number in asked.values() if number is not None]
-            self.context.workers.settle(ANSWERS_S, numbers)
-            due = [watch for watch in due if asked[watch.job_id] is None]
-            if not due or not numbers:
-                return
+    def _ask(self, due: dict[str, _Known], now: float) -> None:
+        """All jobs of one user have one child."""
+        groups: dict[tuple[str, int], dict[str, _Known]] = {}
+        for job_id, known in due.items():
+            directory, uid = run_directory(job_id, known.restarts), self.context.logs.owner_of(job_id)
+            key = self.context.logs.key_of(directory, uid)
+            groups.setdefault((key, uid), {})[os.path.basename(directory)] = known
+        asked = []
+        for (key, uid), runs in groups.items():
+            request, then = ReadSupervisors(base=KILL_SWITCH_BASE, names=list(runs)), partial(self._apply, runs, now)
+            number = self.context.workers.ask(key, request, self.deadline_s, now, then, uid)
+            if number is not None:
+                asked.append(number)
+                for known in runs.values():
+                    often = known.status is not None or now - known.since < BEGINNING_S
+                    known.due = now if often else now + ABSENT_EVERY_S
+        self.context.workers.settle(ANSWERS_S, asked)
 
-    def _ask(self, watch: JobWatch, known: _Known, now: float) -> int | None:
-        directory = run_directory(watch.job_id, watch.restarts)
-        uid = self.context.logs.owner_of(watch.job_id)
-        request = ReadSupervisor(base=KILL_SWITCH_BASE, name=os.path.basename(directory))
-        then = partial(self._apply, known, now)
-        number = self.context.workers.ask(
-            self.context.logs.key_of(directory, uid), request, self.deadline_s, now, then, uid
-        )
-        if number is not None:
-            often = known.status is not None or now - known.since < BEGINNING_S
-            known.due, known.asked = (now if often else now + ABSENT_EVERY_S), now
-        return number
-
-    def _apply(self, known: _Known, asked_at: float, answer: Answer[SupervisorFile | None]) -> None:
+    def _apply(self, runs: dict[str, _Known], asked_at: float, answer: Answer[dict[str, SupervisorFile]]) -> None:
         """A file that does not answer, or cannot be read, leaves what was known, which gets old."""
-        known.error = "" if answer.error is None else str(answer.error)
-        if answer.error is None:
-            known.status = None if answer.value is None else answer.value.status
-            known.read = asked_at
-            known.written = asked_at - (0.0 if answer.value is None else answer.value.age_s)
+        for name, known in runs.items():
+            found = (answer.value or {}).get(name, SupervisorFile())
+            known.error = found.error if answer.error is None else str(answer.error)
+            if not known.error:
+                known.status, known.read, known.written = found.status, asked_at, asked_at - found.age_s
 
 
 def metrics(report: Report) -> Iterable[Family]:

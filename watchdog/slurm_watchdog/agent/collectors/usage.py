@@ -78,8 +78,7 @@ def parse_file_limit(limits: bytes | None) -> int | None:
 
 
 KEY = "shared-memory"
-SHARED_EVERY_S = 120.0
-"""Between two looks at one that a job has for itself: the child started for it takes 2 ms, 0.002 % of a core."""
+SHARED_EVERY_S = 120.0  # Between two looks at one that a job has for itself: the child takes 2 ms, 0.002 % of a core.
 SELDOM_S = 1920.0  # Between two looks where there is none: 30 s, doubled up to this.
 SHARED_FIRST_S = 30.0
 MAX_STEPS = 64  # Of a node that are looked at.
@@ -100,7 +99,6 @@ class _Look:
 @dataclass
 class SharedMemories:
     """Which steps have a /dev/shm of their own, and how full it is: of one process of each, in a child of its own.
-
     Where there is none, the next looks come more and more rarely: a program may enter a container after its start."""
 
     workers: WorkerPool

@@ -43,10 +43,8 @@ class Channel:
     def post(
         self, path: str, body: bytes, headers: dict[str, str], connect_s: float, answer_s: float
     ) -> Proven | Response:
-        """Sends `body`. A Response is a refusal (any status but 200), and may come from anybody.
-
-        Raises OSError, among them Unproven: the peer has not proven to be the controller, or we can't prove ourselves.
-        """
+        """Sends `body`. A Response is a refusal (any status but 200), and may come from anybody. Raises OSError, among
+        them Unproven: the peer has not proven to be the controller, or we can't prove ourselves."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -61,8 +59,7 @@ class Channel:
 
 
 class DirectChannel(Channel):
-    """Over a connection whose other end is proven before the first byte is sent. Made by `tls_channel` and
-    `unix_channel` alone."""
+    """Over a connection whose other end is proven first. Made by `tls_channel` and `unix_channel` alone."""
 
     def post(
         self, path: str, body: bytes, headers: dict[str, str], connect_s: float, answer_s: float
@@ -132,10 +129,8 @@ MAX_COMMANDS = 256  # In one reply, and waiting to be carried out.
 
 
 def parse_reply(answer: Proven) -> Reply:
-    """The reply in an answer of the controller, of which nothing exceeds the bounds above. Raises WireError.
-
-    Commands of a kind that this release does not know are left out: the rest of the reply is still good.
-    """
+    """The reply in an answer of the controller, of which nothing exceeds the bounds above. Raises WireError. Commands
+    of a kind that this release does not know are left out: the rest of the reply is still good."""
     data = answer.body
     if len(data) > MAX_REPLY_BYTES:
         raise WireError(f"reply of {len(data)} bytes: the limit is {MAX_REPLY_BYTES}")

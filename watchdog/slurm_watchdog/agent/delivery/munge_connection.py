@@ -46,14 +46,7 @@ class Munge:
     """The program munge, for credentials that `user` alone can decode."""
 
     def __init__(self, user: str, socket: str = "", deadline_s: float = MUNGE_S, program: str = "munge"):
-        self._argv = [
-            program,
-            "--restrict-uid",
-            user,
-            "--cipher",
-            "aes128",
-            *(["--socket", socket] if socket else []),
-        ]
+        self._argv = [program, "--restrict-uid", user, "--cipher", "aes128", *(["--socket", socket] if socket else [])]
         self._user, self._deadline_s = user, deadline_s
         self._left: list[subprocess.Popen[bytes]] = []
 
@@ -96,8 +89,7 @@ def _first_line(said: bytes) -> str:
 
 
 class ProvenConnection(Channel):
-    """A channel on which each request and each answer is proven. Not
-    for two threads."""
+    """A channel on which each request and each answer is proven. Not for two threads."""
 
     def __init__(self, inner: Connection, node: str, encode: Encode, now: Callable[[], float] = clock.monotonic):
         super().__init__(inner)
@@ -107,10 +99,8 @@ class ProvenConnection(Channel):
     def post(
         self, path: str, body: bytes, headers: dict[str, str], connect_s: float, answer_s: float
     ) -> Proven | Response:
-        """See Channel.post. Only who could decode our credential can prove an answer: the user of the controller.
-
-        Each connection is proven before a report goes over it.
-        """
+        """See Channel.post. Only who could decode our credential can prove an answer: the user of the controller. Each
+        connection is proven before a report goes over it."""
         began = False
         while True:
             if self._session is None or self._now() - self._session.began_at > SESSION_S:

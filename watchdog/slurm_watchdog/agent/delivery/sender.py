@@ -45,8 +45,7 @@ CONNECT_S = 5.0
 ANSWER_S = 15.0
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 5.0)
 """Waits between attempts; with 4,000 agents and jitter a controller that comes back sees 1,000 requests a second."""
-MAX_RETRY_AFTER_S = 60.0
-"""A controller may ask for patience, but not for so much that reports grow too old to be judged."""
+MAX_RETRY_AFTER_S = 60.0  # A controller may ask for patience, but not until reports are too old to be judged.
 TRY_AGAIN_LATER = frozenset({408, 425, 429})
 FULL_EVERY = 120  # Reports between two full ones: ten minutes at 5 s.
 
@@ -63,8 +62,7 @@ def _chance() -> float:
 
 
 def encode(report: Report) -> bytes:
-    """The bytes of a report, names of files that are no UTF-8 with their odd bytes replaced. Raises WireError
-    if it is too large."""
+    """The bytes of a report, odd bytes in names replaced. Raises WireError if it is too large."""
     try:
         return encode_report(report)
     except UnicodeEncodeError:
@@ -102,8 +100,7 @@ class RetryAfter(OSError):
 
 
 class Sender:
-    """The thread. `put` and `replies` are for the loop, `fileno` becomes readable when there is news from the
-    controller."""
+    """The thread. `put` and `replies` are for the loop; `fileno` is readable when there is news."""
 
     def __init__(
         self,
@@ -132,14 +129,10 @@ class Sender:
         self._last: tuple[bytes, Reply] = (b"", Reply())
         self._base: Report | None = None  # The report that was handed over last.
         self._since_full = 0
-        self._agreed = -1
-        """Sequence of the newest report that the controller has taken; -1 after any doubt, or if it
-        understands no changes."""
+        self._agreed = -1  # The newest report that the controller has taken; -1 after any doubt.
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.channel = channel
-        self.heard_at = now()
-        """When the controller last answered, proven and with 200, on the monotonic clock; before that, when
-        this sender was made."""
+        self.heard_at = now()  # When the controller last answered with 200, proven, or this was made.
         self.problem = ""  # Why the last attempt failed; empty while it works.
         self.lost = 0  # Reports that the controller will never have.
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
@@ -149,8 +142,7 @@ class Sender:
         self._thread.start()
 
     def left(self) -> tuple[Waiting, ...]:
-        """What has not been taken by the controller, oldest first. After `stop`: one that is on its way just
-        now is among them, and will be known as told before."""
+        """What the controller has not taken, oldest first; one on its way just now is among them. After `stop`."""
         with self._lock:
             return self._spool.left()
 
@@ -189,8 +181,7 @@ class Sender:
         return self._read_fd
 
     def replies(self) -> list[Reply]:
-        """Replies since the last call, oldest first. One that says what the last one said is here, too, and
-        woke no one."""
+        """Replies since the last call, oldest first. One that says what the last one said woke no one."""
         found: list[Reply] = []
         while True:
             try:
@@ -267,8 +258,7 @@ class Sender:
         self.problem = problem
 
     def _send(self, waiting: Waiting, *, small: bool) -> tuple[Reply, bool]:
-        """One request: the reply, and whether it says anything new. Raises Rejected for good, anything else
-        to be tried again."""
+        """One request: the reply, and whether it is new. Raises Rejected for good, anything else to be tried again."""
         body = waiting.aged(self._now(), small=small)
         response = self.channel.post(self._path, body, self._headers, CONNECT_S, self._answer_s)
         if isinstance(response, Proven):

@@ -25,17 +25,14 @@ class Waiting:
         return body if age_s < NOTEWORTHY_AGE_S else b'{"age_s":%.3f,' % age_s + body[1:]
 
 
-MAX_AGE_S = 600.0
-"""Far beyond the age that is still judged (`Config.report_lifetime_s`): older reports would be kept for the record
-only."""
+MAX_AGE_S = 600.0  # Far beyond the age that is still judged (`Config.report_lifetime_s`).
 
 MAX_BYTES = 8 << 20  # While the controller is away: ten minutes of a node with 8 ranks.
 
 
 @dataclass
 class Spool:
-    """Reports that wait, oldest first, bounded by bytes and by age. What does not fit any more is dropped
-    from the old end."""
+    """Reports that wait, oldest first, bounded by bytes and by age: the oldest are dropped."""
 
     max_bytes: int = MAX_BYTES
     max_age_s: float = MAX_AGE_S
@@ -44,8 +41,7 @@ class Spool:
     _items: deque[Waiting] = field(default_factory=deque)
 
     def put(self, sequence: int, body: bytes, now: float, small: bytes = b"") -> None:
-        """Adds an encoded report that was made at `now`; `small` is the same as changes, and goes with the
-        first attempt only."""
+        """Adds a report that was made at `now`; `small`, the same as changes, goes with the first attempt only."""
         self._items.append(Waiting(now, sequence, body, small))
         self.size += len(body)
         self.expire(now)

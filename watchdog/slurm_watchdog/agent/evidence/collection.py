@@ -98,13 +98,12 @@ class Collection(msgspec.Struct):
         self.left_out = sum(1 for p in self.processes if p.role is not Role.HELPER) - len(self.chosen)
         self._unseen = list(self.chosen)
         self._end = self.began + max(10.0, self.command.expires_s) - END_MARGIN_S
-        kernel_log = LastKernelLines(self.context.settings.kernel_log)
         self._todo = {
             "processes": self._ask_processes,
             "settings": partial(self._ask_part, "settings", NODE, ReadNodeSettings(), self._settings.extend),
             "files": self._ask_files,
             **{f"log {key}": partial(self._ask_log, key, paths) for key, paths in self._logs().items()},
-            "kernel log": partial(self._ask_part, "kernel log", KERNEL, kernel_log, self._kernel_lines.extend),
+            "kernel log": partial(self._ask_part, "kernel log", KERNEL, LastKernelLines(), self._kernel_lines.extend),
         }
         if not self.context.settings.kernel_log:
             del self._todo["kernel log"]
@@ -131,8 +130,7 @@ class Collection(msgspec.Struct):
         return self._join(now)
 
     def due_at(self) -> float:
-        """When `advance` is to be called though no child has answered: for the next dump. One whose child is busy is
-        asked for when that child answers."""
+        """When `advance` is to be called though no child has answered: for the next dump, unless its child is busy."""
         due_at = self._dump_due_at
         waits = self._dumps_asked >= self._dumps_wanted or "stacks" in self._out or self._dump_tried_at >= due_at
         return float("inf") if waits else due_at
@@ -182,8 +180,7 @@ class Collection(msgspec.Struct):
 
     def _ask_processes(self, now: float) -> bool:
         request = ReadProcessStates(
-            processes=[(each.pid, each.start_ticks) for each in self._unseen],
-            silent_mounts=sorted(self.silent_mounts),
+            processes=[(each.pid, each.start_ticks) for each in self._unseen], silent_mounts=sorted(self.silent_mounts)
         )
         return self._ask(PROCESSES, request, now, self._end_processes, on_part=self._apply_process)
 
@@ -347,8 +344,7 @@ FEW_FRAMES = 40
 
 
 def join_dumps(dumps: Sequence[tuple[float, ProcessStack | None]]) -> tuple[StackDump, ...]:
-    """The dumps of one process, oldest first, (seconds after the first, stack); of each but the first only
-    what changed."""
+    """The dumps of one process, oldest first, as (seconds after the first, stack); then only what changed."""
     joined: list[StackDump] = []
     before: dict[int, ThreadStack] = {}
     for after_s, stack in dumps:
@@ -379,10 +375,7 @@ def bounded(evidence: NodeEvidence, limit: int = MAX_NODE_BYTES) -> NodeEvidence
         ("and what they say is left out", _without_records),
         ("only the first threads of each process were kept", _with_few_threads),
         ("environment, sockets and the lines of logs were left out", _without_details),
-        (
-            "only stacks of ranks were kept",
-            lambda e: replace(e, ranks=tuple(r for r in e.ranks if r.role == "rank")),
-        ),
+        ("only stacks of ranks were kept", lambda e: replace(e, ranks=tuple(r for r in e.ranks if r.role == "rank"))),
     )
     try:
         size = len(msgspec.json.encode(evidence))

@@ -39,8 +39,7 @@ FRESH_S, LOOK_EVERY_S = 6.0, 0.25
 (TORCH_NCCL_COORD_CHECK_MILSEC), and writes for less than one."""
 TOGETHER_S = 10.0  # Two files of a rank that were written within so long are of one dump.
 OLD_PREFIX = "/tmp/nccl_trace_rank_"  # The default of older releases.
-NEW_NAME = "torch/comm_lib_trace_rank_"
-"""Below $XDG_CACHE_HOME, otherwise below ~/.cache: the default of newer releases."""
+NEW_NAME = "torch/comm_lib_trace_rank_"  # Below $XDG_CACHE_HOME, else below ~/.cache: newer releases.
 CLOCK_SLACK_S = 1.0  # A file server's clock may be ahead by so much without being wrong: then the dump is new.
 AHEAD = "the clock that dated it is ahead by {:.0f} s: whether it is of this hang is not known"
 MAX_FILE_BYTES = 8 << 20
@@ -49,9 +48,7 @@ MAX_KEPT_BYTES = 256 * 1024  # Of one rank, compressed.
 
 def prefixes(environ: Mapping[str, str]) -> list[str]:
     """Where a rank with this environment would write: what it names, else all that PyTorch has ever chosen by itself.
-
-    `~` stands for the owner's home, which only the child knows.
-    """
+    `~` stands for the owner's home, which only the child knows."""
     told = [environ[name] for name in PREFIX_VARIABLES if environ.get(name, "").startswith("/")]
     if told:
         return told[:1]
@@ -179,8 +176,7 @@ def _whole(fd: int) -> bytes:
 
 MAX_ENTRIES = 8192  # Names that are looked at in one directory.
 MAX_FOUND = 16
-SYSTEMD_PLACE = "/var/lib/systemd/coredump"
-"""Where systemd-coredump(8) keeps them: core.NAME.UID.BOOT.PID.TIME, mostly compressed."""
+SYSTEMD_PLACE = "/var/lib/systemd/coredump"  # systemd-coredump(8): core.NAME.UID.BOOT.PID.TIME, compressed.
 _SPECIFIER = re.compile(r"%.")
 
 
@@ -202,8 +198,7 @@ def places(core_pattern: str, directories: list[str], uses_pid: bool = True) -> 
 
 
 def find_cores(request: FindFiles) -> list[FoundFile]:
-    """Every core file of the owner that is not older than the job, newest first. A directory that cannot be read
-    is no error: nothing is there."""
+    """Every core file of the owner that is not older than the job, newest first."""
     wall = clock.wall()
     found: dict[str, FoundFile] = {}
     for directory, pattern in request.places:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections import deque
 
 from slurm_watchdog.agent.files.safe_open import open_log
 from slurm_watchdog.agent.logs.follow import FollowMemory
-from slurm_watchdog.agent.proc.kmsg import BUFFER_BYTES
+from slurm_watchdog.agent.proc.kmsg import KERNEL_LOG, Kmsg
 from slurm_watchdog.agent.workers.answer_types import LogEnd
 from slurm_watchdog.agent.workers.request_types import LastKernelLines, LastLines, WorkerState
-from slurm_watchdog.base.descriptors import closing, opened
+from slurm_watchdog.base import clock
+from slurm_watchdog.base.descriptors import closing
 from slurm_watchdog.base.redact import MARGIN, mask_cut, mask_lines
 
 LOG_BYTES = 64 * 1024  # Of the end of each file.
@@ -52,28 +52,17 @@ def clean_end(data: bytes, whole: bool) -> list[str]:
 
 
 def last_kernel_lines(request: LastKernelLines, worker: WorkerState) -> list[str]:
-    """The last records of the kernel's log above level "info", as `[seconds since boot] text`. Raises OSError.
-
-    Where this machine keeps the kernel's log from ordinary users (kernel.dmesg_restrict), only lines that our
-    knowledge names as a fault: evidence is for the job's owner, who may not read the others.
-    """
-    restricted = is_restricted()
-    found: deque[str] = deque(maxlen=KERNEL_LINES)
-    with opened(request.path, os.O_RDONLY | os.O_NONBLOCK) as fd:
-        for _ in range(MAX_RECORDS):
-            try:
-                data = os.read(fd, BUFFER_BYTES)
-            except BlockingIOError:
-                break
-            except OSError as error:
-                if error.errno in (errno.EPIPE, errno.EINVAL):
-                    continue
-                raise
-            if not data:
-                break
-            line = parse_record(data.decode(errors="replace"))
-            if line is not None and (not restricted or is_of_a_fault(data)):
-                found.append(line)
+    """The last records of the kernel's log above level "info", as `[seconds since boot] text`. Raises OSError. Where
+    this machine keeps the kernel's log from ordinary users (kernel.dmesg_restrict), only lines that our knowledge names
+    as a fault: evidence is for the job's owner, who may not read the others."""
+    restricted, found = is_restricted(), deque[str](maxlen=KERNEL_LINES)
+    kmsg = Kmsg(KERNEL_LOG)
+    for _, _, data in kmsg.read(clock.monotonic(), MAX_RECORDS):
+        if (line := parse_record(data, restricted)) is not None:
+            found.append(line)
+    kmsg.close()
+    if kmsg.problem is not None:
+        raise OSError(0, kmsg.problem)
     return list(found)
 
 
@@ -86,24 +75,15 @@ def is_restricted(path: str = "/proc/sys/kernel/dmesg_restrict") -> bool:
         return True
 
 
-def is_of_a_fault(data: bytes) -> bool:
-    """Whether a record of /dev/kmsg is the kernel's own and one that a signature of ours names."""
+def parse_record(data: bytes, restricted: bool = False) -> str | None:
+    """One record of /dev/kmsg as dmesg prints it; None for information and debugging (levels 6 and 7), and for what is
+    none. `restricted`: only what is the kernel's own, and named by a signature of ours."""
     # Imported here: the tables are large, and this is asked once in an incident.
     from slurm_watchdog.parse.kernel_log import line, prefix
 
     record = prefix.parse_record(data)
-    if record is None or record.facility != prefix.KERN:
-        return False
-    return line.parse_message(prefix.readable(record.message)) is not None
-
-
-def parse_record(text: str) -> str | None:
-    """One record of /dev/kmsg as dmesg prints it; None for information and debugging (levels 6 and 7), and
-    for what is none."""
-    head, separator, message = text.partition(";")
-    fields = head.split(",")
-    if not separator or len(fields) < 3 or not fields[0].isdecimal() or not fields[2].isdecimal():
+    if record is None or record.level >= 6:
         return None
-    if int(fields[0]) & 7 >= 6:
+    if restricted and (record.facility != prefix.KERN or not line.parse_message(prefix.readable(record.message))):
         return None
-    return f"[{int(fields[2]) / 1e6:12.6f}] {mask_cut(message.splitlines()[0], MAX_LINE) if message else ''}"
+    return f"[{record.time_us / 1e6:12.6f}] {mask_cut(record.message.decode(errors='replace'), MAX_LINE)}"

@@ -10,6 +10,12 @@ from pathlib import Path
 from slurm_watchdog.agent.workers.request_types import ReadNodeSettings, WorkerState
 
 MAX_PORTS = 32
+CLASSES = Path("/sys/class")
+DEVICES = (
+    ("infiniband/*/ports/*", ("state", "phys_state", "rate", "link_layer")),
+    ("infiniband/*", ("fw_ver",)),
+    ("net/*", ("operstate", "mtu", "speed")),
+)
 PLAIN_FILES = {
     "transparent_hugepage": "/sys/kernel/mm/transparent_hugepage/enabled",
     "numa_balancing": "/proc/sys/kernel/numa_balancing",
@@ -40,8 +46,7 @@ def read_node_settings(request: ReadNodeSettings, worker: WorkerState) -> list[t
         _memory,
         _shared_memory,
         _iommu,
-        _infiniband,
-        _interfaces,
+        _devices,
     )
     for part in parts:
         try:
@@ -72,11 +77,7 @@ def _driver() -> dict[str, str]:
 def _memory() -> dict[str, str]:
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line)
     found = {}
-    for name, label in (
-        ("MemTotal", "memory_gib"),
-        ("HugePages_Total", "huge_pages"),
-        ("SwapTotal", "swap_gib"),
-    ):
+    for name, label in (("MemTotal", "memory_gib"), ("HugePages_Total", "huge_pages"), ("SwapTotal", "swap_gib")):
         if name in lines:
             number = int(lines[name].split()[0])
             found[label] = str(round(number / 1024**2)) if label.endswith("gib") else str(number)
@@ -96,26 +97,14 @@ def _iommu() -> dict[str, str]:
     return {"iommu": "on" if os.listdir("/sys/kernel/iommu_groups") else "off"}
 
 
-def _infiniband() -> dict[str, str]:
-    found = {}
-    root = Path("/sys/class/infiniband")
-    ports = sorted(root.glob("*/ports/*"))[:MAX_PORTS] if root.is_dir() else []
-    for port in ports:
-        device = f"infiniband.{port.parts[-3]}/{port.name}"
-        for name in ("state", "phys_state", "rate", "link_layer"):
-            if (text := _text(str(port / name))) is not None:
-                found[f"{device}.{name}"] = text
-        if (firmware := _text(str(port.parents[1] / "fw_ver"))) is not None:
-            found[f"infiniband.{port.parts[-3]}.fw_ver"] = firmware
-    return found
-
-
-def _interfaces() -> dict[str, str]:
-    found = {}
-    for directory in sorted(Path("/sys/class/net").iterdir())[:MAX_PORTS]:
-        if directory.name == "lo" or not (directory / "device").exists():
-            continue
-        for name in ("operstate", "mtu", "speed"):
-            if (text := _text(str(directory / name))) is not None:
-                found[f"net.{directory.name}.{name}"] = text
+def _devices() -> dict[str, str]:
+    """Of ports and adapters of InfiniBand, and of interfaces with a device."""
+    found: dict[str, str] = {}
+    for pattern, names in DEVICES:
+        for place in sorted(CLASSES.glob(pattern))[:MAX_PORTS]:
+            kind, *parts = (part for part in place.relative_to(CLASSES).parts if part != "ports")
+            if kind == "net" and (place.name == "lo" or not (place / "device").exists()):
+                continue
+            texts = {name: text for name in names if (text := _text(str(place / name))) is not None}
+            found |= {f"{kind}.{'/'.join(parts)}.{name}": text for name, text in texts.items()}
     return found

@@ -71,12 +71,7 @@ def choose(inodes: set[int], table: dict[int, SocketState]) -> tuple[tuple[Socke
     """The process's connections among all of its namespace, and how many there are. The telling ones first."""
     mine = [table[inode] for inode in inodes if inode in table]
     mine.sort(
-        key=lambda s: (
-            -(s.send_queue_bytes + s.receive_queue_bytes),
-            -s.retransmits,
-            s.state == "LISTEN",
-            s.peer,
-        )
+        key=lambda s: (-(s.send_queue_bytes + s.receive_queue_bytes), -s.retransmits, s.state == "LISTEN", s.peer)
     )
     return tuple(mine[:MAX_SOCKETS]), len(mine)
 
@@ -103,21 +98,14 @@ class Tables:
 
 
 MAX_THREADS = 1024  # Of one process: whose state is read.
-MAX_SHOWN = 16
-"""Threads that are shown one by one: the main thread, and those that wait for a disk, a file or a debugger."""
+MAX_SHOWN = 16  # Threads shown one by one: the main thread, and those that wait for a disk, a file or a debugger.
 MAX_STACK = 24
 MAX_SILENT_FILES = 32
 STATUS_LINES = (
     "Threads", "VmRSS", "VmSwap", "Cpus_allowed_list", "Mems_allowed_list", "TracerPid", "SigPnd", "ShdPnd", "SigBlk",
     "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches", "Seccomp",
 )  # fmt: skip
-LIMIT_LINES = (
-    "Max locked memory",
-    "Max open files",
-    "Max processes",
-    "Max core file size",
-    "Max address space",
-)
+LIMIT_LINES = ("Max locked memory", "Max open files", "Max processes", "Max core file size", "Max address space")
 ENDED = "the process has ended"
 _LOCK = re.compile(r"^\d+: (?P<waits>-> )?(?P<kind>\S+) +\S+ +(?P<what>\S+) (?P<pid>-?\d+) (?P<file>\S+)")
 

@@ -51,8 +51,7 @@ TALKS = frozenset(
     {"sendto", "recvfrom", "sendmsg", "recvmsg", "sendmmsg", "recvmmsg", "read", "write", "readv", "writev"}
 )
 """Calls whose first argument is the connection."""
-POLLS = frozenset({"poll", "ppoll"})
-"""… and those that point to a table of them: Python waits so where a time-out is set."""
+POLLS = frozenset({"poll", "ppoll"})  # … and those that point to a table of them: Python waits so with a time-out.
 MOST_THREADS = 256
 MOST_CONNECTIONS = 16
 MOST_POLLED = 8  # Connections; who polls more serves others.
@@ -81,8 +80,7 @@ def read_socket_bytes(pid: int) -> tuple[SocketBytes, ...]:
 
 
 def _waits_for(pid: int, task: str) -> list[int]:
-    """Descriptors that a thread waits for. One in D may hold a connection's own lock, for which the question would wait
-    as long as it does."""
+    """Descriptors that a thread waits for. Not of one in D: it may hold a connection's own lock."""
     call = parse_syscall(read_file(f"{task}/syscall")) if b") S " in read_file(f"{task}/stat") else None
     if call is None or call.number < 0:
         return []
@@ -126,8 +124,7 @@ _TWO_NUMBERS = struct.Struct("=qq")  # struct timespec and struct timeval of 64-
 
 
 def read_sleep_s(pid: int) -> float | None:
-    """Seconds after which the main thread of `pid` wakes by itself: exact where it has said until when, else counted
-    from the beginning of its sleep. None: it does not sleep, or that cannot be known."""
+    """Seconds after which the main thread of `pid` wakes by itself. None: it does not sleep, or it is not known."""
     try:
         line = read_file(f"/proc/{pid}/task/{pid}/syscall")
         call = parse_syscall(line)
@@ -194,14 +191,11 @@ MAX_PROCESSES = 64
 MAX_FRAMES = 100
 MAX_THREADS = 128
 MAX_OUTPUT = 4 << 20
-PY_SPY_ADDRESS_SPACE = 160 << 20
-"""Bytes: it maps the interpreter and its library and keeps what it prints; 40 MiB are enough for Python 3.11
-(measured)."""
+PY_SPY_ADDRESS_SPACE = 160 << 20  # Bytes: py-spy maps the interpreter; 40 MiB are enough for Python 3.11 (measured).
 PY_SPY_PROCESSES = 192  # Of its user at most: the helper's own 64 children count, and its unit's TasksMax is 256.
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
-_Number = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**63 - 1)]
-"""What a report can hold: more than any line or thread has."""
+_Number = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**63 - 1)]  # What a report can hold.
 
 
 class _SpyFrame(msgspec.Struct):
@@ -330,8 +324,7 @@ class _Dump:
         return [py_spy, "dump", "--nonblocking", "--json", "--pid", str(self.process.pid)], means
 
     def finish(self, ran: Ran) -> None:
-        """Parses what py-spy has printed; nothing of a program that the process has become meanwhile and that is
-        another user's."""
+        """Parses what py-spy has printed, unless the process has become another user's program meanwhile."""
         problem = self._refusal()
         if problem is None and ran.problem is not None:
             problem = f"py-spy: {ran.problem}"
@@ -357,8 +350,7 @@ def _undumped(process: Process, node: str) -> ProcessStack:
 
 
 def _with_facts(stack: ProcessStack) -> ProcessStack:
-    """With what the kernel says of its process just before the dump; without a state where that has ended, and
-    without what may not be read."""
+    """With what the kernel says just before the dump; without a state where the process has ended."""
     pid = stack.pid
     try:
         stat = read_stat(pid)

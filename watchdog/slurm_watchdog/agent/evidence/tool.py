@@ -1,8 +1,7 @@
-"""Other people's programs (py-spy) that read hostile data for us: started with few rights, few
-means and a deadline.
+"""Other people's programs (py-spy) that read hostile data for us: started with few rights, few means and a deadline.
 
-Each is the leader of a session of its own, so that the deadline ends all that it has started. What it prints
-is read with a bound while it prints: a program that prints too much is ended, and its output is no answer.
+Each is the leader of a session of its own, so that the deadline ends all that it has started. What it prints is read
+with a bound while it prints: a program that prints too much is ended, and its output is no answer.
 """
 
 from __future__ import annotations
@@ -37,15 +36,13 @@ class Means:
     output_bytes: int
     address_space: int  # Bytes.
     cpu_s: int
-    processes: int
-    """Processes and threads that its user may have with it; the kernel counts all of that user's (setrlimit(2))."""
+    processes: int  # Processes and threads of its user with it; the kernel counts all (setrlimit(2)).
     capabilities: frozenset[int] = frozenset()  # Of those that we have ourselves.
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of it: `problem` says why there is no answer, and is None if, and only if, it ended by itself
-    within its bounds."""
+    """What came of it. `problem` is None if, and only if, it ended by itself within its bounds."""
 
     out: bytes
     errors: bytes
@@ -65,10 +62,7 @@ class _Running:
     def pipes(self) -> list[tuple[IO[bytes], bytearray, int]]:
         assert self.child.stdout is not None
         assert self.child.stderr is not None
-        both = (
-            (self.child.stdout, self.out, self.means.output_bytes),
-            (self.child.stderr, self.errors, MAX_ERRORS),
-        )
+        both = ((self.child.stdout, self.out, self.means.output_bytes), (self.child.stderr, self.errors, MAX_ERRORS))
         return [each for each in both if not each[0].closed]
 
 

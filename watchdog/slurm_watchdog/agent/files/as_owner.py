@@ -37,19 +37,16 @@ the filesystem."""
 AT_FDCWD, AT_STATX_FORCE_SYNC, STATX_BASIC_STATS = -100, 0x2000, 0x7FF  # linux/fcntl.h, linux/stat.h
 STATX_BYTES = 256
 MAX_CONTENT = 64 * 1024
-MAX_LEFT = 5000
-"""Rounds of emptying a directory: as many as it may be deep, where a filesystem of 4,000 inodes is mounted for it."""
+MAX_LEFT = 5000  # Rounds of emptying a directory: as deep as it may be where a filesystem of 4,000 inodes is mounted.
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def probe_mount(request: ProbeDirectory, worker: WorkerState) -> MountProbe:
     """Asks a filesystem's server about a directory; with `write` writes one block there, syncs it, reads it back.
-
     Leaves nothing behind when it answers. Nothing is asked where the directory lies on another mount here, or on one
     that is not probed (mounts.NOT_PROBED): the answer then names no mount. Raises OSError with an error of this
-    process's own.
-    """
+    process's own."""
     directory, began = request.directory, clock.monotonic()
     mount = mount_of(directory, read_mounts())
     if mount is None or mount.point != request.mount:
@@ -85,8 +82,7 @@ def _elsewhere(error: str) -> MountProbe:
 
 
 def _lies_on(directory: str, point: str) -> bool:
-    """Whether what this name leads to lies on the mount at `point`: a part of it may be a link to somewhere
-    else. True where the kernel does not say."""
+    """Whether what this name leads to lies on the mount at `point`. True where the kernel does not say."""
     with opened(directory, os.O_PATH | os.O_DIRECTORY) as fd, open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
         number = next((line.split()[1] for line in file if line.startswith("mnt_id:")), None)
     found = [mount.point for mount in read_mounts() if str(mount.number) == number]
@@ -139,11 +135,8 @@ def _write_block(directory: str, node: str) -> None:
 
 
 def write_kill_switch(request: KillSwitch, worker: WorkerState) -> None:
-    """Creates `path` with the line composed of `by`, `why`, `incident`, `decision`, whole or not at all. It
-    is fine if it is there already.
-
-    Raises OSError, FileExistsError if another switch is there.
-    """
+    """Creates `path` with the line composed of `by`, `why`, `incident`, `decision`, whole or not at all. It is fine if
+    it is there already. Raises OSError, FileExistsError if another switch is there."""
     directory, name = os.path.split(request.path)
     data = compose_line(msgspec.structs.asdict(request)).encode()
     with closing(open_directory(directory)) as where:
@@ -168,11 +161,9 @@ def _create(name: str, where: int, data: bytes) -> None:
 
 
 def remove_kill_switch(request: KillSwitch, worker: WorkerState) -> None:
-    """Removes `path` if it says the same `by`, `why`, `incident`, `decision`; fine if there is nothing, or
-    another one. Raises OSError.
-
-    Afterwards our switch is gone. Another one in its place belongs to its writer, who wants the job to end.
-    """
+    """Removes `path` if it says the same `by`, `why`, `incident`, `decision`; fine if there is nothing, or another one.
+    Raises OSError. Afterwards our switch is gone. Another one in its place belongs to its writer, who wants the job to
+    end."""
     directory, name = os.path.split(request.path)
     data = compose_line(msgspec.structs.asdict(request)).encode()
     # NotADirectoryError: also for a link; we wrote below a directory.
@@ -182,8 +173,7 @@ def remove_kill_switch(request: KillSwitch, worker: WorkerState) -> None:
 
 
 def _is_ours(name: str, where: int, data: bytes) -> bool:
-    """Whether the file says what `data` says; also one that an earlier release has written with other letters
-    in its values."""
+    """Whether the file says what `data` says, also as an earlier release has written it."""
     found = _content(name, where)
     if found is None or found == data:
         return found == data
@@ -207,10 +197,8 @@ def _forget(name: str, where: int) -> None:
 
 def prepare_directory(request: PrepareDirectory, worker: WorkerState) -> None:
     """Makes `base`/`name` ready for the kill switch of user `uid`: root's directories above it, his own at the end.
-
-    Runs as root or as the helper, whose `base` is, and below `base` only, whose parents no one but root can
-    write. Raises OSError.
-    """
+    Runs as root or as the helper, whose `base` is, and below `base` only, whose parents no one but root can write.
+    Raises OSError."""
     os.makedirs(request.base, mode=0o755, exist_ok=True)
     with opened(request.base, _DIRECTORY) as base:
         with suppress(FileExistsError):
@@ -222,11 +210,9 @@ def prepare_directory(request: PrepareDirectory, worker: WorkerState) -> None:
 
 
 def empty_directory(request: SwitchDirectory, worker: WorkerState) -> None:
-    """Removes whatever a job has left in `base`/`name`, as its owner, after its end: that place is in memory,
-    and everybody's.
-
-    No link is followed, and nothing recursive: what lies deeper is moved up first, however deep it is. Raises OSError.
-    """
+    """Removes whatever a job has left in `base`/`name`, as its owner, after its end: that place is in memory, and
+    everybody's. No link is followed, and nothing recursive: what lies deeper is moved up first, however deep it is.
+    Raises OSError."""
     try:
         with opened(request.base, _DIRECTORY) as base:
             where = _open_own(request.name, base)

@@ -14,12 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
+from slurm_watchdog.agent.files.safe_open import walk
 from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.base.descriptors import closing
 
-MAX_LINKS = 40  # MAXSYMLINKS, linux/namei.h
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-_STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
@@ -85,33 +84,8 @@ def stat_in(root: int | None, path: str) -> os.stat_result:
 @contextmanager
 def _parent(root: int, path: str) -> Iterator[tuple[int, str]]:
     """The directory of `path` below `root`, and its last name there. Raises OSError."""
-    parts = [part for part in path.split("/") if part not in ("", ".")]
-    if not parts or parts[-1] == "..":
+    directory, _, name = path.rpartition("/")
+    if name in ("", ".", ".."):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    name, todo, links = parts.pop(), parts, 0
-    way = [os.dup(root)]
-    try:
-        while todo:
-            part = todo.pop(0)
-            if part == "..":
-                if len(way) > 1:
-                    os.close(way.pop())
-                continue
-            way.append(os.open(part, _STEP, dir_fd=way[-1]))
-            try:
-                target = os.readlink("", dir_fd=way[-1])
-            except OSError:  # no link
-                continue
-            os.close(way.pop())
-            links += 1
-            if links > MAX_LINKS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            if target.startswith("/"):
-                while len(way) > 1:
-                    os.close(way.pop())
-            todo = [each for each in target.split("/") if each not in ("", ".")] + todo
-        with closing(os.open(".", _DIRECTORY, dir_fd=way[-1])) as where:
-            yield where, name
-    finally:
-        for each in way:
-            os.close(each)
+    with closing(walk(directory, root, any_links=True)) as where:
+        yield where, name

@@ -1,12 +1,11 @@
 """The filesystems that jobs use: each is asked every so often, by one disposable child of its own, whether it answers.
 
-The look on the grid is the agent's own user's, at the mount point itself, in the child `probe:MOUNT`: no user
-has a hand in it. What has to be a user (a write, or a look where no one else may go) is done by
-`probe:MOUNT:UID`, and its word is that user's alone (MountProbe.uid). A child ends as soon as it has
-answered; one that does not come back is left. Only one that was seen to stand in a call that does not return
-says that the mount does not answer; one that was stopped, killed or starved says nothing. Mounts
-are the node's own: a path that exists only in the mount namespace of a container (`Blocked.mount` may be such
-a one) is not known here, and the answer then says where it lies instead.
+The look on the grid is the agent's own user's, at the mount point itself, in the child `probe:MOUNT`: no user has a
+hand in it. What has to be a user (a write, or a look where no one else may go) is done by `probe:MOUNT:UID`, and its
+word is that user's alone (MountProbe.uid). A child ends as soon as it has answered; one that does not come back is
+left. Only one that was seen to stand in a call that does not return says that the mount does not answer; one that was
+stopped, killed or starved says nothing. Mounts are the node's own: a path that exists only in the mount namespace of a
+container (`Blocked.mount` may be such a one) is not known here, and the answer then says where it lies instead.
 
 Probing says nothing about what it did not touch: a frozen filesystem answers a look, only a write (`wrote`) shows it.
 """
@@ -29,8 +28,7 @@ from slurm_watchdog.model.observations import Blocked, MountProbe, Process
 from slurm_watchdog.model.protocol import CommandResult, ProbeMount
 
 DENIED = "EACCES"
-MAX_MOUNTS = 16
-"""Of a node that are probed; jobs have been seen to use five (home, scratch, projects, software, local disk)."""
+MAX_MOUNTS = 16  # Of a node that are probed; jobs have been seen to use five (home, scratch, projects, software, disk).
 
 
 @dataclass(frozen=True)
@@ -46,13 +44,10 @@ class ProbeTarget:
 def wanted_mounts(
     places: Iterable[tuple[str, int]], mounts: Iterable[Mount], always: Collection[str] = ()
 ) -> dict[str, ProbeTarget]:
-    """What to probe: of the directories that jobs use, as (path, uid), the first on each mount, by mount point.
-
-    Left out is what has no server that could fail (NOT_PROBED), and `/`: the agent itself lies there, and
-    would not be there to tell; unless the mount point is in `always`, as those are that are to be written to.
-    An autofs that has nothing mounted is left out in any case, and what an ordinary user serves (FUSE). At
-    most MAX_MOUNTS.
-    """
+    """What to probe: of the directories that jobs use, as (path, uid), the first on each mount, by mount point. Left
+    out is what has no server that could fail (NOT_PROBED), and `/`: the agent itself lies there, and would not be there
+    to tell; unless the mount point is in `always`, as those are that are to be written to. An autofs that has nothing
+    mounted is left out in any case, and what an ordinary user serves (FUSE). At most MAX_MOUNTS."""
     table = tuple(mounts)
     wanted: dict[str, ProbeTarget] = {}
     for path, uid in places:
@@ -68,8 +63,7 @@ def wanted_mounts(
 
 
 def first_due(node: str, mount: str, interval_s: float, now: float) -> float:
-    """When a mount is probed for the first time: spread over the interval, so that a cluster does not ask all
-    at once."""
+    """When a mount is probed first: spread over the interval, so that a cluster does not ask all at once."""
     return now + interval_s * share_of(f"{node} {mount}")
 
 
@@ -103,9 +97,7 @@ class MountProber:
 
     def collect(self, now: float, deadline_s: float, wanted: Mapping[str, ProbeTarget]) -> tuple[MountProbe, ...]:
         """Asks where it is time to, and returns the answers since the last call and a row for each that is overdue.
-
-        Never waits: what is asked in this call is answered in a later one. `wanted` is by mount point.
-        """
+        Never waits: what is asked in this call is answered in a later one. `wanted` is by mount point."""
         planned = {mount: self._as_whom(mount, place) for mount, place in wanted.items()}
         for mount, place in planned.items():
             due = first_due(self.node, mount, self.interval_s, now) if self.stagger else now
@@ -136,8 +128,7 @@ class MountProber:
         return self.probes.hung_since(key, now) is not None and self.probes.is_stuck(key)
 
     def settled(self, processes: tuple[Process, ...], now: float) -> tuple[Process, ...]:
-        """Where a page fault may be about several filesystems, the only one of them that does not answer here
-        is the one."""
+        """A page fault that may be about several filesystems is about the only one of them that is silent here."""
         return tuple(
             each
             if each.blocked is None or each.blocked.mount is not None or not each.blocked.candidates
@@ -164,11 +155,9 @@ class MountProber:
         self, command: ProbeMount, now: float, deadline_s: float, uid: int, device: str | None,
         then: Callable[[CommandResult], None], fs_type: str | None = None,
     ) -> bool:  # fmt: skip
-        """Writes and reads back on the command's mount, as `uid`. False: the child is busy, try again.
-
-        `then` gets the result, which is ok if the mount's state is known, and that includes: it does not
-        answer. A mount that is stuck already is not asked again.
-        """
+        """Writes and reads back on the command's mount, as `uid`. False: the child is busy, try again. `then` gets the
+        result, which is ok if the mount's state is known, and that includes: it does not answer. A mount that is stuck
+        already is not asked again."""
         if self.is_out(command.mount, now):
             uid = -1  # it is known already, and by no one's child
         key = _key(command.mount, uid)
@@ -251,11 +240,9 @@ class MountProber:
         return None if found is None or not found.mount else replace(found, uid=_of(place.uid))
 
     def _overdue(self, key: str, now: float) -> MountProbe | None:
-        """The row of a child that has not returned, or, once, that it has; None if there is none to tell of.
-
-        What it says when it comes back late is not known. If it was to write, the next call has it written
-        once more, so that only a write that was seen to succeed ends an outage.
-        """
+        """The row of a child that has not returned, or, once, that it has; None if there is none to tell of. What it
+        says when it comes back late is not known. If it was to write, the next call has it written once more, so that
+        only a write that was seen to succeed ends an outage."""
         state = self._states[key]
         if state.out is None:
             return None

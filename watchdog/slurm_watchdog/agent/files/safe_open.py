@@ -27,9 +27,8 @@ class StrangeFileError(OSError):
 
 
 def open_log(path: str) -> int:
-    """A regular file, to be read. Raises OSError, StrangeFileError if it is something else or lies behind
-    someone else's link."""
-    with closing(_walk(path, follow_last=True)) as where:
+    """A regular file, to be read. Raises OSError, StrangeFileError if it is none or behind someone else's link."""
+    with closing(walk(path)) as where:
         check_regular(os.fstat(where))
         # The same file once more, whatever its name stands for by now.
         return os.open(f"/proc/self/fd/{where}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -37,7 +36,7 @@ def open_log(path: str) -> int:
 
 def open_directory(path: str) -> int:
     """A directory, for work below it; its own name is no link. Raises OSError."""
-    with closing(_walk(path, follow_last=False)) as where:
+    with closing(walk(path, follow_last=False)) as where:
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=where)
 
 
@@ -49,8 +48,7 @@ def check_regular(about: os.stat_result) -> None:
 
 
 def _step(part: str, where: int, inside: bool) -> int:
-    """What `part` names in `where`, links themselves. A directory to go into is mounted if it is to be
-    mounted by itself (autofs)."""
+    """What `part` names in `where`, links themselves. A directory to go into is mounted if need be (autofs)."""
     if inside:
         try:
             return os.open(part, _STEP | os.O_DIRECTORY, dir_fd=where)
@@ -59,32 +57,38 @@ def _step(part: str, where: int, inside: bool) -> int:
     return os.open(part, _STEP, dir_fd=where)
 
 
-def _walk(path: str, follow_last: bool) -> int:
-    """A descriptor (O_PATH) of what `path` names."""
-    parts, links = [part for part in path.split("/") if part not in ("", ".")], 0
-    where = os.open("/", _STEP | os.O_DIRECTORY)
+def walk(path: str, root: int | None = None, *, follow_last: bool = True, any_links: bool = False) -> int:
+    """A descriptor (O_PATH) of what `path` names; with `root` below that directory, above which nothing leads. Links of
+    others count only with `any_links`. Raises OSError."""
+    parts, links = _parts(path), 0
+    way = [os.open("/", _STEP | os.O_DIRECTORY) if root is None else os.dup(root)]
     try:
         while parts:
             part = parts.pop(0)
-            inner = _step(part, where, inside=bool(parts))
-            about = os.fstat(inner)
-            if not stat.S_ISLNK(about.st_mode) or (not parts and not follow_last):
-                os.close(where)
-                where = inner
+            if part == "..":
+                if len(way) > 1:
+                    os.close(way.pop())
                 continue
-            with closing(inner):
-                links += 1
-                if links > MAX_LINKS:
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-                if about.st_uid not in (0, os.geteuid()):
-                    text = f"a link on its way ({part!r}) is uid {about.st_uid}'s: it is not followed"
-                    raise StrangeFileError(None, text)
-                target = os.readlink("", dir_fd=inner)
-            parts = [each for each in target.split("/") if each not in ("", ".")] + parts
-            if target.startswith("/"):
-                os.close(where)
-                where = os.open("/", _STEP | os.O_DIRECTORY)
-    except BaseException:
-        os.close(where)
-        raise
-    return where
+            way.append(_step(part, way[-1], inside=bool(parts)))
+            about = os.fstat(way[-1])
+            if not stat.S_ISLNK(about.st_mode) or (not parts and not follow_last):
+                continue
+            links += 1
+            if links > MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            if not any_links and about.st_uid not in (0, os.geteuid()):
+                text = f"a link on its way ({part!r}) is uid {about.st_uid}'s: it is not followed"
+                raise StrangeFileError(None, text)
+            target = os.readlink("", dir_fd=way[-1])
+            os.close(way.pop())
+            parts = _parts(target) + parts
+            while target.startswith("/") and len(way) > 1:
+                os.close(way.pop())
+        return way.pop()
+    finally:
+        for each in way:
+            os.close(each)
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]

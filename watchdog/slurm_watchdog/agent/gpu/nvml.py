@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -48,8 +47,7 @@ class Activity:
     _spare: Any = None
 
     def read(self, nvml: Any, timed: Callable[..., Any], handle: Any, fatal: set[int]) -> dict[str, float]:
-        """What it did since the last call; empty at the first one, and where it does not say. Raises NVMLError if its
-        code is in `fatal`."""
+        """What it did since the last call; empty at first, or unsaid. Raises NVMLError if its code is in `fatal`."""
         try:
             if self.supported is None:
                 self.supported = bool(timed(nvml.nvmlGpmQueryDeviceSupport, handle).isSupportedDevice)
@@ -88,11 +86,39 @@ class Activity:
 
 PROCESSES, HEALTH = "processes", "health"
 """What is read in turn: who computes on a GPU, and how it fares (ECC, links, MIG, activity, …)."""
-IN_TURN = frozenset({"temperature_c", "memory_bytes", "throttle_mask"})
+IN_TURN = frozenset({"temperature_c", "memory_used_bytes", "throttle"})
 """Read of half of the GPUs in each tick, and said again in the next: they change slowly, and together with a
 list of processes all of them would take as long as a tick may cost."""
 MAX_GPUS = 64  # More of one node are not read, whatever the driver counts.
 MAX_LISTED = 4096  # Processes of one GPU; far more than a driver has contexts for.
+
+
+THROTTLE = {
+    0x001: "gpu_idle",
+    0x002: "applications_clocks_setting",
+    0x004: "sw_power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal_slowdown",
+    0x040: "hw_thermal_slowdown",
+    0x080: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+    0x200: "board_limit",
+    0x400: "reliability",
+}
+"""Bits of NVML's mask (nvmlClocksEventReason*, nvml.h), named as nvidia-smi names them in clocks_event_reasons.*."""
+
+
+def parse_throttle(mask: int) -> tuple[str, ...]:
+    """The names of all bits in `mask`, lowest first; an unknown bit is `bit_N`."""
+    bits = [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
+    return tuple(THROTTLE.get(1 << bit, f"bit_{bit}") for bit in bits)
+
+
+def parse_bus_id(text: str) -> str:
+    """NVML's `00000000:C1:00.0` as the kernel writes it in sysfs and in its log: `0000:c1:00.0`."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
 
 
 @dataclass
@@ -102,7 +128,7 @@ class Device:
     handle: Any
     identity: GpuRow
     missing: set[str] = field(default_factory=set)
-    kept: dict[str, object] = field(default_factory=dict)  # What was read last of IN_TURN.
+    kept: dict[str, dict[str, Any]] = field(default_factory=dict)  # What was read last of IN_TURN.
     activity: Activity = field(default_factory=Activity)
 
 
@@ -204,8 +230,7 @@ class Session:
         return refused
 
     def _is_in_place(self, index: int, device: Device) -> bool:
-        """Whether the GPU at `index` is still this one. If not, no one's place is trusted: all are asked in
-        the next tick."""
+        """Whether the GPU at `index` is still this one. If not, all are asked who they are in the next tick."""
         handle = self.timed(self.nvml.nvmlDeviceGetHandleByIndex, index)
         if self.timed(self.nvml.nvmlDeviceGetUUID, handle) == device.identity.uuid:
             device.missing.clear()  # what it had not got a minute ago it may have now: MIG was turned off, say
@@ -218,7 +243,7 @@ class Session:
         handle = self.timed(nvml.nvmlDeviceGetHandleByIndex, index)
         identity = GpuRow(index=index, uuid=self.timed(nvml.nvmlDeviceGetUUID, handle))
         for name, read in (
-            ("bus_id", lambda handle: nvml.nvmlDeviceGetPciInfo(handle).busId),
+            ("pci_bus_id", lambda handle: parse_bus_id(nvml.nvmlDeviceGetPciInfo(handle).busId)),
             ("minor", nvml.nvmlDeviceGetMinorNumber),
             ("name", nvml.nvmlDeviceGetName),
         ):
@@ -233,26 +258,30 @@ class Session:
         """One row. Who it is remains known while it does not answer: a handle stays with its GPU."""
         device = self.devices.get(index)
         if index in refused or device is None:
-            row = device.identity if device is not None else GpuRow(index=index)
+            row = device.identity if device is not None else GpuRow(uuid="", index=index)
             return replace(row, error=name_error(self.nvml, refused[index]), unreadable=True)
-        row = device.identity
+        row, kept = device.identity, {} if everything else device.kept
+        device.kept = {}
         for name, choices in self._fast:
-            if name in device.kept and not everything:
-                row = replace(row, **{name: device.kept[name]})
+            if name in kept:
+                device.kept[name] = kept[name]
+                row = replace(row, **kept[name])
             elif name not in device.missing:
                 row = self._read_value(device, row, name, choices)
             if row.unreadable:
+                device.kept = {}
                 break
-        values = {} if row.unreadable else {name: getattr(row, name) for name in IN_TURN}
-        device.kept = {name: value for name, value in values.items() if value is not None}
         return row
 
     def _read_value(self, device: Device, row: GpuRow, name: str, choices: list[Callable[..., Any]]) -> GpuRow:
-        """The row with one value more; of several functions the first that this driver has is the one from now on."""
+        """The row with what one function tells; of several the first that this driver has is the one from now on."""
         if not choices:
             return row
         try:
-            return replace(row, **{name: self.timed(choices[0], device.handle)})
+            values = self.timed(choices[0], device.handle)
+            if name in IN_TURN:
+                device.kept[name] = values
+            return replace(row, **values)
         except self.nvml.NVMLError as error:
             if error.value == self.nvml.NVML_ERROR_FUNCTION_NOT_FOUND and len(choices) > 1:
                 del choices[0]
@@ -288,11 +317,8 @@ class Session:
         return row
 
     def _list_processes(self, handle: Any) -> GpuProcesses:
-        """Those that compute.
-
-        Those that only draw are left out: to list them, too, would double the time under the driver's lock,
-        and a display server is no training. A trainer that draws as well computes, and is listed.
-        """
+        """Those that compute. Those that only draw are left out: to list them, too, would double the time under the
+        driver's lock, and a display server is no training. A trainer that draws as well computes, and is listed."""
         nvml = self.nvml
         error = nvml.NVML_ERROR_FUNCTION_NOT_FOUND
         for name in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
@@ -321,19 +347,17 @@ class Session:
 
 
 def _fast_reads(nvml: Any, library: Any) -> list[tuple[str, list[Callable[..., Any]]]]:
-    """(key of the row, functions of a handle that give it: the newest first) for everything that is read in every tick.
+    """(field of the row, functions of a handle that give it and what comes with it, the newest first) for everything
+    that is read in every tick. They call the library as pynvml does, with its structs, but into memory that is kept:
+    half the time of pynvml's own functions."""
 
-    They call the library as pynvml does, with its structs, but into memory that is kept: half the time of
-    pynvml's own functions.
-    """
-
-    def reader(symbol: str, out: Any, take: Callable[[Any], Any], *args: int) -> list[Callable[..., Any]]:
+    def reader(symbol: str, out: Any, take: Callable[[Any], dict[str, Any]], *args: int) -> list[Callable[..., Any]]:
         function = getattr(library, symbol, None)
         if function is None:
             return []
         target = ctypes.byref(out)
 
-        def read(handle: Any) -> Any:
+        def read(handle: Any) -> dict[str, Any]:
             code = function(handle, *args, target)
             if code:
                 raise nvml.NVMLError(code)
@@ -341,23 +365,40 @@ def _fast_reads(nvml: Any, library: Any) -> list[tuple[str, list[Callable[..., A
 
         return [read]
 
-    number = operator.attrgetter("value")
-    temperatures = reader("nvmlDeviceGetTemperature", ctypes.c_uint(), number, nvml.NVML_TEMPERATURE_GPU)
+    def number(name: str, factor: float) -> Callable[[Any], dict[str, Any]]:
+        return lambda out: {name: round(out.value * factor, 3)}
+
+    def throttle(out: Any) -> dict[str, Any]:
+        return {"throttle": parse_throttle(out.value)}
+
+    def memory(out: Any) -> dict[str, Any]:
+        return {"memory_used_bytes": out.used, "memory_total_bytes": out.total}
+
+    degrees = number("temperature_c", 1.0)
+    temperatures = reader("nvmlDeviceGetTemperature", ctypes.c_uint(), degrees, nvml.NVML_TEMPERATURE_GPU)
     if hasattr(nvml, "c_nvmlTemperature_v1_t"):
         newer = nvml.c_nvmlTemperature_v1_t(version=nvml.nvmlTemperature_v1, sensorType=nvml.NVML_TEMPERATURE_GPU)
-        taken = operator.attrgetter("temperature")
-        temperatures = [*reader("nvmlDeviceGetTemperatureV", newer, taken), *temperatures]
-    mask = ctypes.c_ulonglong()
+        taken = reader("nvmlDeviceGetTemperatureV", newer, lambda out: {"temperature_c": float(out.temperature)})
+        temperatures = [*taken, *temperatures]
+    clock_hz, mask = number("sm_clock_hz", 1e6), ctypes.c_ulonglong()
     return [
-        ("utilization_percent",
-         reader("nvmlDeviceGetUtilizationRates", nvml.c_nvmlUtilization_t(), operator.attrgetter("gpu"))),
-        ("sm_clock_mhz", reader("nvmlDeviceGetClockInfo", ctypes.c_uint(), number, nvml.NVML_CLOCK_SM)),
-        ("power_mw", reader("nvmlDeviceGetPowerUsage", ctypes.c_uint(), number)),
+        (
+            "utilization_ratio",
+            reader(
+                "nvmlDeviceGetUtilizationRates",
+                nvml.c_nvmlUtilization_t(),
+                lambda out: {"utilization_ratio": out.gpu / 100},
+            ),
+        ),
+        ("sm_clock_hz", reader("nvmlDeviceGetClockInfo", ctypes.c_uint(), clock_hz, nvml.NVML_CLOCK_SM)),
+        ("power_w", reader("nvmlDeviceGetPowerUsage", ctypes.c_uint(), number("power_w", 1e-3))),
         ("temperature_c", temperatures),
-        ("memory_bytes", reader("nvmlDeviceGetMemoryInfo", nvml.c_nvmlMemory_t(), operator.attrgetter("used",
-        "total"))),
-        ("throttle_mask", [
-            *reader("nvmlDeviceGetCurrentClocksEventReasons", mask, number),
-            *reader("nvmlDeviceGetCurrentClocksThrottleReasons", mask, number),
-        ]),
-    ]  # fmt: skip
+        ("memory_used_bytes", reader("nvmlDeviceGetMemoryInfo", nvml.c_nvmlMemory_t(), memory)),
+        (
+            "throttle",
+            [
+                *reader("nvmlDeviceGetCurrentClocksEventReasons", mask, throttle),
+                *reader("nvmlDeviceGetCurrentClocksThrottleReasons", mask, throttle),
+            ],
+        ),
+    ]

@@ -1,8 +1,7 @@
 """Faults that NVML announces, read in the NVML child: an event set, asked without waiting in every tick.
 
-An event is delivered once to each set that was made before it happened: what falls between two sessions is only in
-the kernel's log.
-So are the faults that some drivers announce to no one (79, 119 and 120, says NVIDIA/DCGM#162): this is a
+An event is delivered once to each set that was made before it happened: what falls between two sessions is only in the
+kernel's log. So are the faults that some drivers announce to no one (79, 119 and 120, says NVIDIA/DCGM#162): this is a
 second witness.
 """
 
@@ -14,8 +13,7 @@ from typing import Any
 
 from slurm_watchdog.base import clock
 
-MAX_EVENTS = 32
-"""Taken in one tick. A GPU in trouble may announce hundreds a second; what is left is taken in the next ticks."""
+MAX_EVENTS = 32  # Taken in one tick. A GPU in trouble may announce hundreds a second; the others wait in the driver.
 RENEW_S = 60.0  # A set that keeps failing is replaced no more often than this.
 
 
@@ -32,8 +30,7 @@ class EventSet:
         self._types = nvml.nvmlEventTypeXidCriticalError | nvml.nvmlEventTypeDoubleBitEccError
 
     def drain_events(self, devices: Iterable[tuple[Any, str]]) -> list[tuple[int, int, str | None]]:
-        """(type, data, UUID) of what happened since the last call on GPUs, given as (handle, UUID); what is more
-        than MAX_EVENTS waits in the driver."""
+        """(type, data, UUID) of what happened since the last call on GPUs, given as (handle, UUID)."""
         nvml = self._nvml
         events: list[tuple[int, int, str | None]] = []
         try:
@@ -62,8 +59,7 @@ class EventSet:
         return True
 
     def _register(self, handle: Any, uuid: str) -> None:
-        """Once for each GPU and set. One that has no events (a virtual GPU, an old one) is left out, and so
-        is one that is lost."""
+        """Once for each GPU and set. One that has no events, or is lost, is left out."""
         nvml = self._nvml
         address = _address(handle)
         if self._uuids.get(address) == uuid:
@@ -87,8 +83,7 @@ class EventSet:
         return uuid
 
     def _drop(self) -> None:
-        """Makes room for a new set: at once after the first failure, for then it has only those GPUs that
-        still answer."""
+        """Makes room for a new set: at once after the first failure, for then it has only GPUs that still answer."""
         old, self._set = self._set, None
         self._uuids.clear()
         if not self._failed:

@@ -1,8 +1,7 @@
 """How a GPU fares, as NVML tells it: what changes slowly, read in the NVML child when it is this GPU's turn.
 
-Each value is a row of a table: name, and how it is read. What a GPU, a driver or a hypervisor does not offer
-is left out;
-so is what it refuses: a value that is missing accuses no one.
+Each value is a row of a table: name, and how it is read. What a GPU, a driver or a hypervisor does not offer is left
+out; so is what it refuses.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ def read_health(nvml: Any, timed: Timed, handle: Any, fatal: set[int]) -> GpuHea
     return found
 
 
-def _one(function: str, *more: str) -> Callable[[Any, Timed, Any], list[Any]]:
-    """Reads one number by one function of pynvml; `more` are names of pynvml's constants, its further arguments."""
+def _one(function: str) -> Callable[[Any, Timed, Any], list[Any]]:
+    """Reads one number by one function of pynvml."""
+    return lambda nvml, timed, handle: [timed(getattr(nvml, function), handle)]
 
-    def read(nvml: Any, timed: Timed, handle: Any) -> list[Any]:
-        return [timed(getattr(nvml, function), handle, *(getattr(nvml, name) for name in more))]
 
-    return read
+def _read_memory_clock(nvml: Any, timed: Timed, handle: Any) -> list[Any]:
+    return [timed(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM) * 1e6]
 
 
 def _read_ecc(nvml: Any, timed: Timed, handle: Any) -> list[Any]:
@@ -82,10 +81,8 @@ def _read_links(nvml: Any, timed: Timed, handle: Any) -> list[Any]:
 
 
 def _read_link_errors(nvml: Any, timed: Timed, handle: Any, links: list[int]) -> int | None:
-    """All errors of all links: by the first way of asking that this GPU knows; None if it knows none (Blackwell).
-
-    Up to Ampere there are totals, Hopper has a counter for each link.
-    """
+    """All errors of all links: by the first way of asking that this GPU knows; None if it knows none (Blackwell). Up to
+    Ampere there are totals, Hopper has a counter for each link."""
     totals = [
         nvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
         nvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
@@ -145,12 +142,9 @@ def _read_mig(nvml: Any, timed: Timed, handle: Any) -> list[Any]:
 
 
 TABLE: tuple[tuple[tuple[str, ...], Callable[[Any, Timed, Any], list[Any]]], ...] = (
-    (("memory_clock_mhz",), _one("nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM")),
+    (("memory_clock_hz",), _read_memory_clock),
     (("ecc_corrected", "ecc_uncorrected"), _read_ecc),
-    (
-        ("remapped_rows_corrected", "remapped_rows_uncorrected", "remap_pending", "remap_failed"),
-        _read_remapped,
-    ),
+    (("remapped_rows_corrected", "remapped_rows_uncorrected", "remap_pending", "remap_failed"), _read_remapped),
     (("retired_pages", "retired_pages_pending"), _read_retired),
     (("pcie_link_width",), _one("nvmlDeviceGetCurrPcieLinkWidth")),
     (("pcie_link_width_max",), _one("nvmlDeviceGetMaxPcieLinkWidth")),

@@ -1,13 +1,12 @@
 """Processes that hold a GPU and belong to no job that runs here.
 
-Who holds one: NVML's lists, and the links in /proc/PID/fd to /dev/nvidiaN, which DataLoader workers keep that
-inherited them and that NVML does not list. nvidiactl, nvidia-uvm and nvidia-caps are no GPU. Only links are
-read, a few in each tick, never those of a running job's processes; so on a healthy node this costs next to
-nothing.
+Who holds one: NVML's lists, and the links in /proc/PID/fd to /dev/nvidiaN, which DataLoader workers keep that inherited
+them and that NVML does not list. nvidiactl, nvidia-uvm and nvidia-caps are no GPU. Only links are read, a few in each
+tick, never those of a running job's processes; so on a healthy node this costs next to nothing.
 
-An accusation is made only if everything is known: the jobs that Slurm has here, the process's own
-environment, and that it has been without a job for the grace. Root's own processes and known daemons are
-no one's orphans, unless they came from a job.
+An accusation is made only if everything is known: the jobs that Slurm has here, the process's own environment, and that
+it has been without a job for the grace. Root's own processes and known daemons are no one's orphans, unless they came
+from a job.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 LINKS_AT_ONCE = 96  # Links of descriptors that are read in one tick, about 3 us each.
 ROUND_S = 30.0  # Time between two looks at the same process, at least.
 NVML_AGE_S = 90.0  # NVML's lists may be so old: a process that is younger is another one than the one they meant.
-UNSEEN_JOB_GRACE_S = 60.0
-"""A job that the controller has not named yet may be one that has just begun: the grace is at least this."""
+UNSEEN_JOB_GRACE_S = 60.0  # The grace at least, of a job that the controller has not named yet: it may have just begun.
 MAX_JOBS = 1024  # Ids of jobs that are remembered to have run here.
 USERS = "users"
 
@@ -73,9 +71,7 @@ class OrphanGpuProcesses:
     links_of: Callable[[int, int], tuple[int, list[str]]] = links_of
     """Given a pid and a thread: how many files it has open, and the names of those that may be devices.
     Raises OSError."""
-    trusts_nvml: bool | None = None
-    """Whether NVML numbers processes as our /proc does; None: if this is the initial PID namespace, the only
-    one it knows."""
+    trusts_nvml: bool | None = None  # Whether NVML's pids are our /proc's; None: only in the first PID namespace.
     _held: dict[Key, _Held] = field(default_factory=dict)
     _round: list[Key] = field(default_factory=list)
     _next_round: float = 0.0
@@ -103,12 +99,9 @@ class OrphanGpuProcesses:
         self, now: float, table: Mapping[int, Entry], ours: frozenset[int], gpus: tuple[Gpu, ...],
         running: frozenset[str] | None,
     ) -> tuple[GpuHolder, ...]:  # fmt: skip
-        """Who holds a GPU without a job, the longest first.
-
-        `table` is every process of the node by pid, `ours` the agent's own; `running` the ids of all jobs
-        that Slurm has on this node, None while that is not known: then those of jobs are left out, and no one
-        is said to be an orphan.
-        """
+        """Who holds a GPU without a job, the longest first. `table` is every process of the node by pid, `ours` the
+        agent's own; `running` the ids of all jobs that Slurm has on this node, None while that is not known: then those
+        of jobs are left out, and no one is said to be an orphan."""
         self._note_running(running)
         listed = _listed_by_nvml(gpus) if self.trusts_nvml else {}
         suspects: dict[Key, Entry] = {}
@@ -165,17 +158,10 @@ class OrphanGpuProcesses:
         )
 
     def objection(
-        self,
-        asked: EndProcess,
-        table: Mapping[int, Entry],
-        ours: frozenset[int],
-        running: frozenset[str] | None,
+        self, asked: EndProcess, table: Mapping[int, Entry], ours: frozenset[int], running: frozenset[str] | None
     ) -> str | None:
-        """Why this process is not to be ended, as far as this agent knows; None if nothing speaks against it.
-
-        Arguments as in `collect`. Who may end it looks once more by himself: see
-        slurm_watchdog.agent.processes.terminate.
-        """
+        """Why this process is not to be ended, as far as this agent knows; None if nothing speaks against it. Arguments
+        as in `collect`. Who may end it looks once more by himself: see slurm_watchdog.agent.processes.terminate."""
         if running is None:
             return "which jobs run here is not known"
         if asked.job_id in running:
@@ -240,8 +226,7 @@ class OrphanGpuProcesses:
                 budget -= self._read_links_of(suspects[key])
 
     def _read_links_of(self, entry: Entry) -> int:
-        """Returns what it cost, in links. Of a process whose main thread has ended, another one still has the
-        descriptors."""
+        """Returns what it cost, in links. After the end of a main thread another one still has the descriptors."""
         key = entry.key
         minors: set[int] = set()
         try:
@@ -257,11 +242,7 @@ class OrphanGpuProcesses:
         return count + 4
 
     def _describe(
-        self,
-        entry: Entry,
-        gpus: tuple[Gpu, ...],
-        listed: list[tuple[Gpu, int | None]] | None,
-        uptime_s: float,
+        self, entry: Entry, gpus: tuple[Gpu, ...], listed: list[tuple[Gpu, int | None]] | None, uptime_s: float
     ) -> GpuHolder | None:
         """None: it holds no GPU, or no one knows."""
         held = self._held.get(entry.key)
@@ -295,8 +276,7 @@ class OrphanGpuProcesses:
         )
 
     def _ask_users(self, uids: set[int], now: float) -> None:
-        """Names come from the site's directory, which may hang: from a child, and until it answers the number
-        stands for itself."""
+        """From a child, for the site's directory may hang; until it answers the number stands for itself."""
         unknown = sorted(uids - self._users.keys())[:64]
         if unknown:
             then = partial(self._apply_users, unknown)

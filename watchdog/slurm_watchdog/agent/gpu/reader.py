@@ -13,63 +13,27 @@ from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from slurm_watchdog.agent.gpu.nvml import HEALTH, PROCESSES
 from slurm_watchdog.agent.workers.answer_types import GpuHealthRow, GpuProcesses, GpuReading, GpuRow
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ReadGpus
 from slurm_watchdog.agent.workers.worker import STARVED, STOPPED, Answer
-from slurm_watchdog.base.structs import picked
+from slurm_watchdog.base.structs import only, picked
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.observations import FaultSeverity, Gpu, NodeEvent
 
 MAX_LINE = 200  # Characters of an event's line.
 
-THROTTLE = {
-    0x001: "gpu_idle",
-    0x002: "applications_clocks_setting",
-    0x004: "sw_power_cap",
-    0x008: "hw_slowdown",
-    0x010: "sync_boost",
-    0x020: "sw_thermal_slowdown",
-    0x040: "hw_thermal_slowdown",
-    0x080: "hw_power_brake_slowdown",
-    0x100: "display_clock_setting",
-    0x200: "board_limit",
-    0x400: "reliability",
-}
-"""Bits of NVML's mask (nvmlClocksEventReason*, nvml.h), named as nvidia-smi names them in clocks_event_reasons.*."""
-
-
-def parse_throttle(mask: int) -> tuple[str, ...]:
-    """The names of all bits in `mask`, lowest first; an unknown bit is `bit_N`."""
-    bits = [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
-    return tuple(THROTTLE.get(1 << bit, f"bit_{bit}") for bit in bits)
-
-
-def parse_bus_id(text: str) -> str:
-    """NVML's `00000000:C1:00.0` as the kernel writes it in sysfs and in its log: `0000:c1:00.0`."""
-    domain, _, rest = text.lower().partition(":")
-    return f"{int(domain, 16):04x}:{rest}"
-
 
 def make_gpu(row: GpuRow, processes: GpuProcesses | None = None, health: GpuHealthRow | None = None) -> Gpu:
     """One GPU from the row that the child read in this tick, and from its newest processes and health."""
-    used, total = row.memory_bytes or (None, None)
-    held = _by_pid(processes) if processes is not None else None
     slow = msgspec.structs.asdict(health) if health is not None else {}
-    memory_clock_mhz = slow.pop("memory_clock_mhz", None)
-    return picked(
-        Gpu, row, "uuid", "index", "minor", "name", "error",
-        pci_bus_id=None if row.bus_id is None else parse_bus_id(row.bus_id),
-        utilization_ratio=_scaled(row.utilization_percent, 1 / 100),
-        sm_clock_hz=_scaled(row.sm_clock_mhz, 1e6), power_w=_scaled(row.power_mw, 1 / 1000),
-        temperature_c=_scaled(row.temperature_c, 1.0), memory_used_bytes=used, memory_total_bytes=total,
-        throttle=None if row.throttle_mask is None else parse_throttle(row.throttle_mask),
-        pids=None if held is None else tuple(held),
-        process_memory_bytes=None if held is None else tuple(held.values()),
-        memory_clock_hz=_scaled(memory_clock_mhz, 1e6), **slow,
-    )  # fmt: skip
+    held = _by_pid(processes) if processes is not None else None
+    if held is not None:
+        slow |= {"pids": tuple(held), "process_memory_bytes": tuple(held.values())}
+    return replace(only(Gpu, row), **slow)
 
 
 def _by_pid(processes: GpuProcesses) -> dict[int, int | None]:
@@ -110,10 +74,6 @@ def parse_event(
     )
 
 
-def _scaled(value: int | None, factor: float) -> float | None:
-    return None if value is None else round(value * factor, 3)
-
-
 def without_values(gpu: Gpu, error: str) -> Gpu:
     """Which GPU it is, and why there is nothing to say about it."""
     return picked(Gpu, gpu, "uuid", "index", "pci_bus_id", "minor", "name", error=error)
@@ -123,17 +83,11 @@ log = logging.getLogger(__name__)
 
 KEY = "nvml"
 DEAR_EVERY_S = 60.0  # Processes and health of one GPU are read no more often, unless someone is under suspicion.
-DRIVER_BUDGET_S = 0.005
-"""Driver time that one tick may cost: NVML lists processes under the driver's global lock, in which training
-may wait."""
+DRIVER_BUDGET_S = 0.005  # Driver time that a tick may cost: the driver's global lock, in which training may wait.
 SUSPECT_EVERY_S = 20.0  # Ranks that block one after the other cause no more lists than this.
-RENEW_S = 300.0
-"""A GPU that is lost or not listed may come back, but only to a new session; opening one is dear, and costs
-its events."""
+RENEW_S = 300.0  # A GPU that is lost may come back, but only to a new session, which is dear and costs its events.
 RETRY_S = 60.0
-RETRY_MISSING_S = 600.0
-"""A driver that is installed while the agent runs is found; until then a child that only looks for it costs
-too much."""
+RETRY_MISSING_S = 600.0  # Until a driver is installed, a child that looks for it costs too much.
 SETTLE_S = 0.1  # The loop gives the child this long, at the end of its tick. It never waits for more.
 MAX_KNOWN = 128  # GPUs that are remembered, those that are gone included.
 MAX_EVENTS = 64  # Kept until the next report, equal ones folded: a GPU in trouble may announce hundreds a second.
@@ -153,14 +107,12 @@ class GpuReader(msgspec.Struct):
     probes: WorkerPool
     problem: str | None = None
     """Why NVML as a whole says nothing on a node that should have it; None where it works or there is no driver."""
-    driver_s: float | None = None
-    """Seconds that the answer in the last report spent inside NVML; None if there was none."""
+    driver_s: float | None = None  # Seconds that the last report's answer spent inside NVML; None without one.
     max_known: int = MAX_KNOWN
     events_dropped: int = 0  # Events that were too many for one report: counted by the last drain_events.
     _known: dict[str, Gpu] = {}  # UUID -> the GPU without values, since the agent started.
     _slow: dict[str, _Slow] = {}  # By UUID.
-    _read_at: dict[tuple[int, str], float] = {}
-    """(index, PROCESSES or HEALTH) -> when it was last read."""
+    _read_at: dict[tuple[int, str], float] = {}  # (index, PROCESSES or HEALTH) -> when it was last read.
     _rows: int = 0  # How many GPUs NVML listed last.
     _fresh: tuple[Gpu, ...] | None = None  # What came since the last report.
     _events: dict[tuple[int, int, str | None], tuple[float, int]] = {}
@@ -176,15 +128,12 @@ class GpuReader(msgspec.Struct):
     _silent: str = ""  # Why nothing is being asked at the moment.
 
     def want_processes(self) -> None:
-        """The next request lists the processes of every GPU: someone is under suspicion, or a person waits
-        for the answer."""
+        """The next request lists the processes of every GPU: there is a suspicion, or a person waits."""
         self._list_all = True
 
     def suspect(self, pids: Iterable[int], now: float) -> None:
         """Ranks that are blocked now: if one of them is new and in no list yet, the next request lists everybody, too.
-
-        A job that has just begun is not listed for a minute; a stall in that minute is to be reported with its GPU.
-        """
+        A job that has just begun is not listed for a minute; a stall in that minute is to be reported with its GPU."""
         named = {pid for slow in self._slow.values() for pid, _ in slow.processes or ()}
         new = set(pids) - named
         if new - self._suspects and now - self._suspected_at >= SUSPECT_EVERY_S:
@@ -213,8 +162,7 @@ class GpuReader(msgspec.Struct):
             self.probes.settle(seconds, [self._request])
 
     def waiting_s(self, now: float) -> float | None:
-        """For how long NVML has not answered, before any GPU is known that could have a row to say so; None
-        if it has."""
+        """For how long NVML has not answered while no GPU is known that could have a row to say so; None if it has."""
         return None if self._known or self.probes.is_free(KEY) else now - self._asked_at
 
     def collect(self, now: float) -> tuple[Gpu, ...]:
@@ -231,8 +179,7 @@ class GpuReader(msgspec.Struct):
         return tuple(without_values(gpu, why) for gpu in self._known.values())
 
     def drain_events(self, now: float) -> tuple[NodeEvent, ...]:
-        """What NVML announced since the last call, the oldest first; equal events of one GPU are one, with
-        `repeats`."""
+        """What NVML announced since the last call, oldest first; equal events of one GPU are one, with `repeats`."""
         events = tuple(
             parse_event(kind, data, self._known.get(uuid or ""), max(now - seen_at, 0.0), times - 1, uuid)
             for (kind, data, uuid), (seen_at, times) in self._events.items()
@@ -323,8 +270,7 @@ class GpuReader(msgspec.Struct):
             self._renew()
 
     def _recognise(self, gpu: Gpu, listed: set[str]) -> Gpu:
-        """A GPU that answers nothing, not even who it is, is the last that was at this index, unless that is
-        elsewhere now."""
+        """A GPU that does not even say who it is: the last that was at this index, unless that is elsewhere now."""
         for known in reversed(self._known.values()):
             if known.index == gpu.index and known.uuid not in listed:
                 return without_values(known, gpu.error or "")

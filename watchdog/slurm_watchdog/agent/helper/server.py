@@ -20,15 +20,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from slurm_watchdog.agent.helper.requests import (
-    KERNEL_LOG,
-    MAX_REQUEST,
-    Dispatch,
-    RefusedError,
-    Task,
-    check_user,
-)
-from slurm_watchdog.agent.proc.kmsg import KmsgFile
+from slurm_watchdog.agent.helper.requests import MAX_REQUEST, Dispatch, RefusedError, Task, check_user
+from slurm_watchdog.agent.proc.kmsg import KERNEL_LOG, KmsgFile
 from slurm_watchdog.agent.workers.child import decode, encode, fork_worker, say_no_start
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.os_errors import describe
@@ -43,8 +36,7 @@ MAX_KEY = 8192
 MAX_MESSAGE = 16 * 1024
 STARTS_PER_S = 50  # And as many at once: an agent that starts looks at every mount and user of its jobs in one tick.
 ROUND_S = 10.0  # Between two signs of life while no one asks for anything.
-HERE_S = 3600.0
-"""So long after his last process was seen a user's files may be looked at: the last words of a job are the best."""
+HERE_S = 3600.0  # So long after his last process was seen a user's files may be looked at, for a job's last words.
 MAX_USERS = 4096
 REFUSALS_SHOWN = 10  # In a minute; the others are counted.
 MAX_REFUSAL = 500
@@ -90,13 +82,11 @@ class Helper:
     listener: socket.socket
     allowed: frozenset[int]  # Users whose agent is served.
     tasks: Mapping[str, Task]
-    prefixes: tuple[str, ...] = ()
-    """Directories below which kill switches may lie, as root has said; besides KILL_SWITCH_BASE."""
+    prefixes: tuple[str, ...] = ()  # Directories below which kill switches may lie, besides KILL_SWITCH_BASE.
     refusals: Refusals = field(default_factory=Refusals)
     connections: dict[int, Connection] = field(default_factory=dict)
     children: dict[int, int] = field(default_factory=dict)  # By pid: the user that it has become, -1 for none.
-    seen_here: OrderedDict[int, float] = field(default_factory=OrderedDict)
-    """User -> when a process of his was seen last."""
+    seen_here: OrderedDict[int, float] = field(default_factory=OrderedDict)  # User -> when he was seen last.
 
     def __post_init__(self) -> None:
         self.listener.setblocking(False)

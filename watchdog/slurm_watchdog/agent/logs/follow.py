@@ -1,9 +1,8 @@
 """Follows the logs of jobs, in a `files` child that is the job's owner: here, and not in the loop, files are touched.
 
-What one request may cost is bounded, in bytes and in CPU time, over all files of the child together: they are
-read in turns, so that one that is flooded does not starve the others. What does not fit waits for the next
-request and is reported as lag; only far behind is something skipped, and counted. One file is in
-slurm_watchdog.agent.logs.log_file.
+What one request may cost is bounded, in bytes and in CPU time, over all files of the child together: they are read in
+turns, so that one that is flooded does not starve the others. What does not fit waits for the next request and is
+reported as lag; only far behind is something skipped, and counted. One file is in slurm_watchdog.agent.logs.log_file.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ class FollowLimits:
     """What one request may cost, and how often a pattern is looked up."""
 
     look_bytes: int = 32 * 1024**2
-    look_cpu_s: float = 0.25
-    """Of one core: a flood may cost 5 % of it at an interval of 5 s, and is then read at some 5 MB/s or more."""
+    look_cpu_s: float = 0.25  # Of one core: a flood may cost 5 % of it at 5 s, and is read at some 5 MB/s.
     look_s: float = 1.0  # Wall-clock time on a filesystem that is slow; a child has seconds until it counts as hung.
     expand_every_s: float = 30.0
 
@@ -55,25 +53,20 @@ class FollowMemory(msgspec.Struct):
 
     limits: FollowLimits = FollowLimits()
     tails: dict[Key, LogFollower] = {}
-    closed: dict[str, dict[Identity, FilePosition]] = {}
-    """By job: files that are not open now."""
-    patterns: dict[tuple[str, ...], tuple[Pattern, ...]] = {}
-    """The sites' patterns of progress, compiled."""
+    closed: dict[str, dict[Identity, FilePosition]] = {}  # By job: files that are not open now.
+    patterns: dict[tuple[str, ...], tuple[Pattern, ...]] = {}  # The sites' patterns of progress, compiled.
     late: list[Key] = []  # Files that the last request did not reach.
     answers: int = 0
     token: str | None = None  # Of the last answer.
     untaken: dict[Key, News] = {}  # What was in it.
     untaken_at: float = 0.0
-    expanded: dict[tuple[str, str], float] = {}
-    """(job, pattern) -> when its files were looked up."""
+    expanded: dict[tuple[str, str], float] = {}  # (job, pattern) -> when its files were looked up.
 
 
 def follow(request: Follow, worker: WorkerState) -> FollowedLogs:
-    """Reads what is new in all files of this child; files that are no longer named are closed.
-
-    What was in an answer that the agent did not use (the child had counted as hung) is in the next one again:
-    `taken` is the token of the last answer that was used.
-    """
+    """Reads what is new in all files of this child; files that are no longer named are closed. What was in an answer
+    that the agent did not use (the child had counted as hung) is in the next one again: `taken` is the token of the
+    last answer that was used."""
     now, wall = clock.monotonic(), clock.wall()
     memory = worker.memory(FollowMemory)
     tails = _tails(request.files, memory)
@@ -135,10 +128,8 @@ def _refresh_all(tails: dict[Key, LogFollower], now: float, wall: float) -> dict
 
 
 def _read_in_turns(tails: dict[Key, LogFollower], memory: FollowMemory, now: float, wall: float) -> None:
-    """Reads block after block, one of each file that has more, until nothing is left or it has cost enough.
-
-    The files that were not reached the last time come first.
-    """
+    """Reads block after block, one of each file that has more, until nothing is left or it has cost enough. The files
+    that were not reached the last time come first."""
     waiting = [key for key, tail in tails.items() if tail.has_more]
     late = {key: place for place, key in enumerate(memory.late)}
     waiting.sort(key=lambda key: late.get(key, len(late)))
@@ -206,11 +197,9 @@ def _expand_all(
 
 
 def expand(pattern: str, max_entries: int = MAX_ENTRIES) -> list[str]:
-    """The files that an absolute pattern with `*`, `?`, `[…]` names: at most MAX_MATCHES, the last written ones.
-
-    Of the names in directories at most `max_entries` are read; directories that cannot be read hold nothing. `*`
-    matches no slash and, as in a shell, no name that begins with a dot.
-    """
+    """The files that an absolute pattern with `*`, `?`, `[…]` names: at most MAX_MATCHES, the last written ones. Of the
+    names in directories at most `max_entries` are read; directories that cannot be read hold nothing. `*` matches no
+    slash and, as in a shell, no name that begins with a dot."""
     paths, entries = ["/"], max_entries
     for part in pattern.strip("/").split("/"):
         if not any(sign in part for sign in MAGIC):

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from slurm_watchdog.agent.logs.follow import MAGIC
 from slurm_watchdog.agent.logs.open_logs import FollowedJob, LogMemory, OpenLogs, Plan
-from slurm_watchdog.agent.proc.files import count_open_files
 from slurm_watchdog.agent.processes.identity_cache import IDENTIFY
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import SETTLE_S
@@ -33,15 +32,12 @@ from slurm_watchdog.model.observations import BY_SLURM, Event, EventKind, LogFil
 from slurm_watchdog.model.protocol import JobWatch
 from slurm_watchdog.wire.redact_values import mask_words
 
-MAX_FILES = 24
-"""Logs of one job that are followed on one node: standard output and error of the job and of eight ranks, and
-some more."""
+MAX_FILES = 24  # Logs of one job that are followed on one node: of the job and of eight ranks, and more.
 MAX_WAITING_EVENTS = 5000  # In one report; of more, progress goes first, and of that the oldest.
 KEPT = 12
 """Lines of each counter, and of each phase, for a controller that restarted: enough to learn the job's speed from at
 once, and what was between its steps."""
-ORDER_S = 30.0
-"""Which of two lines in different files was written first is not known where they were read so close together."""
+ORDER_S = 30.0  # Which of two lines in different files came first is not known where they were read so close together.
 KEPT_AFTER_END_S = 30.0  # So long the logs of a job are followed after its last process: the last words are the best.
 MOUNTS_EVERY_S = 60.0
 MOUNTS_AT_LEAST_EVERY_S = 900.0  # The table of mounts is read again, though the kernel says that it is as it was.
@@ -65,12 +61,9 @@ class JobLogs:
     """(number, read at, event)."""
     _noted: int = 0  # Events so far: those of one look have one date.
     _rows: dict[tuple[str, str], tuple[LogFile, float]] = field(default_factory=dict)
-    _taken: dict[str, str] = field(default_factory=dict)
-    """Of each child, the token of the last answer that was taken: what was in a later one comes again."""
+    _taken: dict[str, str] = field(default_factory=dict)  # The token of each child's last answer that was taken.
     _events: list[tuple[float, Event]] = field(default_factory=list)
-    count_open: Callable[[int], int] = count_open_files
-    mount_news: Callable[[], bool] = field(default_factory=MountNews)
-    """Whether mounts have come or gone since the last call."""
+    mount_news: Callable[[], bool] = field(default_factory=MountNews)  # Mounts have come or gone.
     _mounts_at: float = float("-inf")
     _mounts_old: bool = True
     _keys: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -78,14 +71,10 @@ class JobLogs:
     _keys_of: tuple[Mount, ...] | None = None
 
     def __post_init__(self) -> None:
-        self.open_logs = OpenLogs(self.probes, self._note_open, self.count_open)
+        self.open_logs = OpenLogs(self.probes, self._note_open)
 
     def collect(
-        self,
-        now: float,
-        processes: Iterable[Process],
-        environs: Mapping[str, Mapping[str, str]],
-        deadline_s: float,
+        self, now: float, processes: Iterable[Process], environs: Mapping[str, Mapping[str, str]], deadline_s: float
     ) -> tuple[tuple[LogFile, ...], tuple[Event, ...], int]:
         """The files that are followed, what happened in them since the last call, and how much was left out."""
         self._renew_mounts(now, deadline_s)
@@ -125,8 +114,7 @@ class JobLogs:
         return key
 
     def why_untouched(self, path: str) -> str | None:
-        """Why nothing of ours touches this path: its filesystem is served by an ordinary user's program. None
-        elsewhere."""
+        """Why nothing of ours touches this path: its filesystem is served by a user's program. None elsewhere."""
         mount = mount_of(path, self.mounts)
         if mount is None or mount.owner is None:
             return None
@@ -178,8 +166,7 @@ class JobLogs:
             self._recent = {key: recent for key, recent in self._recent.items() if key[0] in self.jobs}
 
     def _owner(self, job_id: str, processes: list[Process]) -> int | None:
-        """Whose a job is: as Slurm says. While the controller is away: the one ordinary user in the job's
-        control group; else None."""
+        """Whose a job is: as Slurm says, else the one ordinary user in the job's control group; else None."""
         watch = self.watch.get(job_id)
         if watch is not None:
             return watch.uid if watch.uid >= 0 else None
@@ -226,8 +213,7 @@ class JobLogs:
         return named[:MAX_FILES]
 
     def _heartbeat(self, watch: JobWatch) -> list[str]:
-        """The heartbeat of the run, before any log; most trainings have none, which is no error: it is looked
-        for like a pattern."""
+        """The heartbeat of the run, before any log; it is looked for like a pattern, for most have none."""
         path = heartbeat_beside(watch.kill_switch, watch.job_id, watch.restarts)
         if path is None:
             return []
@@ -239,8 +225,7 @@ class JobLogs:
     def _follow(
         self, now: float, environs: Mapping[str, Mapping[str, str]], deadline_s: float, here: set[int]
     ) -> tuple[list[tuple[str, str]], dict[tuple[str, str], str]]:
-        """`here`: users with a process. As someone else no child is started, but one that is there reads a
-        job's last lines."""
+        """`here`: users with a process. As another no child is started, but one that is there reads the last lines."""
         plan: dict[tuple[str, int], Plan] = {}
         followed, hung = [], {}
         for job_id, job in self.jobs.items():
@@ -298,7 +283,9 @@ class JobLogs:
             self._set_seats(self.jobs.get(each.job_id), each.seats)
             self.dropped += each.dropped
             for event in each.events:
-                self._add_event(asked_at, self._of_rank(replace(event, job_id=each.job_id, source=each.path)))
+                event = self._of_rank(replace(event, job_id=each.job_id, source=each.path))
+                self._events.append((asked_at, event))
+                self._note_recent(asked_at, event)
         for job_id, pattern, paths in news.globs:
             if job_id in self.jobs and pattern in self.jobs[job_id].found:
                 self.jobs[job_id].found[pattern] = list(paths)
@@ -325,12 +312,8 @@ class JobLogs:
             gone = set(order[:excess])
             self._events = [each for at, each in enumerate(self._events) if at not in gone]
 
-    def _add_event(self, at: float, event: Event) -> None:
-        """Notes an event for the next report and, as the recent past, for a controller that comes later."""
-        self._events.append((at, event))
-        self._note_recent(at, event)
-
     def _note_recent(self, at: float, event: Event) -> None:
+        """The recent past, for a controller that comes later."""
         if event.kind is not EventKind.ERROR:
             key = (event.job_id, event.source, event.kind, event.pattern or "")
             self._noted += 1
@@ -365,8 +348,7 @@ class JobLogs:
         ]
 
     def retell(self) -> None:
-        """Puts the recent past before what is new: the controller has restarted and knows none of it, or reports were
-        lost."""
+        """Puts the recent past before what is new, for a controller that restarted, or after lost reports."""
         past = sorted(self._in_order(), key=lambda each: each[1] - each[2].age_s)
         told = [(at, event) for _, at, event in past]
         self._events = told + [each for each in self._events if each not in told]

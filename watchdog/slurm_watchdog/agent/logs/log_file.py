@@ -35,10 +35,8 @@ MAX_EVENTS = 50  # Of each kind, a file and a report.
 
 
 def make_event(line: str, fact: LogFact, age_s: float) -> Event:
-    """`line`, which was written `age_s` ago, and what it says; without job and source, which the agent adds.
-
-    A loss that is NaN or infinite has a field of its own: JSON has no word for it.
-    """
+    """`line`, which was written `age_s` ago, and what it says; without job and source, which the agent adds. A loss
+    that is NaN or infinite has a field of its own: JSON has no word for it."""
     loss = fact.loss if fact.loss is None or isfinite(fact.loss) else None
     return picked(
         Event, fact, job_id="", source="", age_s=age_s, line=kept_line(line), loss=loss,
@@ -53,13 +51,10 @@ def _written_s(line: str) -> float | None:
 
 
 def condense(events: list[Event], limit: int = MAX_EVENTS) -> tuple[list[Event], int]:
-    """At most `limit` events of each kind, in order, and how many were left out.
-
-    Of progress the last and an even choice of the others stay. Of errors, phases and checkpoints the first of
-    each pattern, for one cause may stand in the middle of another's consequences, and the last; then the
-    first that each rank says of a pattern, for who is silent in a cascade is what matters; then the first
-    ones.
-    """
+    """At most `limit` events of each kind, in order, and how many were left out. Of progress the last and an even
+    choice of the others stay. Of errors, phases and checkpoints the first of each pattern, for one cause may stand in
+    the middle of another's consequences, and the last; then the first that each rank says of a pattern, for who is
+    silent in a cascade is what matters; then the first ones."""
     if len(events) <= limit:
         return events, 0
     keep: set[int] = set()
@@ -79,16 +74,14 @@ def condense(events: list[Event], limit: int = MAX_EVENTS) -> tuple[list[Event],
 
 READ = 256 * 1024  # Bytes of one read: the files of a child are read in turns of this size.
 BACKLOG = 64 * 1024  # Where a file is opened in the middle of its life: enough for the last steps of any framework.
-MAX_LAG = 256 * 1024**2
-"""Further behind than this reading does not run: then it continues KEPT_AFTER_SKIP before the end."""
+MAX_LAG = 256 * 1024**2  # Further behind reading does not run: then it continues KEPT_AFTER_SKIP before the end.
 KEPT_AFTER_SKIP = 16 * 1024**2
 MAX_ITEMS = 500  # So many are gathered before they are condensed.
 DATED = 8 * 1024  # Of the end of a file so much is searched for its newest date.
 MAX_MARKS = 64
 MAX_LEFT = 64
 LOOK_AHEAD = 1024  # Beyond the size that was seen: a file grows while it is read.
-RECOGNISED_BYTES = 256 * 1024
-"""Of a file so much is searched for the words of a framework: they stand in its beginning."""
+RECOGNISED_BYTES = 256 * 1024  # So much is searched for the words of a framework: they stand in the beginning.
 QUIET_S = 15.0  # A last line without an end is read for its error, or its bar, when nothing has followed for so long.
 WHOLE_BAR = re.compile(r"\[\d+:\d\d[^\[\]\r]*\]\s*$")
 """`[00:10<00:05, 5.5it/s, loss=0.4]` at its end: no number of it was cut in two."""
@@ -99,10 +92,8 @@ class LogFollower:
     """One name of one file."""
 
     path: str
-    start: int | None = None
-    """Where this run's lines begin, if an earlier run wrote the file, too; or how far an earlier child has read it."""
-    left: MutableMapping[Identity, FilePosition] = field(default_factory=dict)
-    """Files of the same job that are not open now."""
+    start: int | None = None  # Where this run's lines begin, or how far an earlier child has read it.
+    left: MutableMapping[Identity, FilePosition] = field(default_factory=dict)  # Files of the same job, closed.
     own: tuple[Pattern, ...] = ()  # Patterns of progress that the site wrote.
     fd: int = -1
     place: FilePosition | None = None
@@ -123,8 +114,7 @@ class LogFollower:
     _retired: bool = False  # Its name has gone, or stands for another file now: this one is read to its end.
     _marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=MAX_MARKS))
     """(when, size) of what is not read yet: how old its lines are."""
-    _told: tuple[str, str] | None = None
-    """A last line without an end that was told already, and the pattern that it matched."""
+    _told: tuple[str, str] | None = None  # A last line without an end that was told already, and its pattern.
     _held: MutableMapping[Identity, LogFollower] = field(default_factory=dict)
 
     @property
@@ -143,11 +133,8 @@ class LogFollower:
         return self.fd >= 0 and (self._unread or self._retired)
 
     def refresh(self, now: float, wall: float, held: MutableMapping[Identity, LogFollower]) -> LogFollower | None:
-        """Finds out what is new. `held` are the files that the job's tails have open; another one's is not
-        opened again.
-
-        Returns the tail that reads this very file under another name. What hinders is in `error`.
-        """
+        """Finds out what is new. `held` are the files that the job's tails have open; another one's is not opened
+        again. Returns the tail that reads this very file under another name. What hinders is in `error`."""
         self.error, self._held = None, held
         try:
             return self._check_path(now, wall)
@@ -398,8 +385,7 @@ class LogFollower:
         self._items.append(make_event(line, fact, age_s))
 
     def _tell_last_line(self, now: float) -> None:
-        """The last words of a program may lack the end of their line: a bar gets it when it is drawn again.
-        Else only for errors: a number may be cut in two."""
+        """Last words without an end of line: whole bars and errors alone, for a number may be cut in two."""
         place = self.place
         if place is None or self.grown_at is None or self._told or not place.lines.pending:
             return

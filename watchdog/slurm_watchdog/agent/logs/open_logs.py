@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from slurm_watchdog.agent.proc.files import count_open_files
 from slurm_watchdog.agent.processes.identity_cache import IDENTIFY
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import Follow, ListOpenLogs
@@ -23,8 +22,7 @@ class FollowedJob(msgspec.Struct):
     opened: list[str] = []
     found: dict[str, list[str]] = {}  # What stands for each pattern with wildcards.
     left_out: list[str] = []  # Logs that are not followed, for there are too many.
-    seats: dict[int, WorkerRank] = {}
-    """Pid, as the job sees it -> rank, as a log of this run said last."""
+    seats: dict[int, WorkerRank] = {}  # Pid, as the job sees it -> rank, as a log of this run said last.
     said: tuple[tuple[int, int, int, int], ...] = ()  # The rows of that, also where an earlier run wrote them.
     restarts: int | None = None
 
@@ -51,44 +49,28 @@ class Plan(msgspec.Struct):
 LIST_FIRST_S, LIST_EVERY_S = 10.0, 300.0
 """Between two lists of a process's open files: it doubles. A trainer opens its log in its first minutes, if
 not at once; a list of 160 descriptors costs a millisecond."""
-LISTED_IN_TURN = 2
-"""Old processes in one tick. One that has as many files open as when it was listed last is left out, but for
-LIST_EVERY_S at most:
-in place of a file that it closed it may have opened another."""
+LISTED_IN_TURN = 3  # Old processes in one tick: 180 in LIST_EVERY_S.
 MAX_LISTED = 128  # Processes whose open files are listed at once.
-
-
-@dataclass(frozen=True, slots=True)
-class _Listed:
-    """When the open files of a process were listed last, and are to be again."""
-
-    at: float
-    count: int  # Of its open files then; 0 where the kernel does not say.
-    due: float
-    wait_s: float
 
 
 @dataclass
 class OpenLogs:
-    """Whose open files were listed when."""
+    """Whose open files are listed when."""
 
     probes: WorkerPool
     found: Callable[[str, list[str]], None]  # Given a job, and the files that its processes have open.
-    count_open: Callable[[int], int] = count_open_files
-    _listed: dict[tuple[int, int], _Listed] = field(default_factory=dict)  # By (pid, start).
+    _next: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+    """(pid, start) of who was listed -> when it is to be listed again, and how long that is after the last time."""
     _listing: bool = False
 
     def ask(self, processes: Iterable[Process], now: float, deadline_s: float) -> list[int]:
         """Asks whose open files are due; returns the numbers of the requests."""
         living = {(p.pid, p.start_ticks): p for p in processes if p.state not in ("Z", "X")}
-        self._listed = {key: listed for key, listed in self._listed.items() if key in living}
-        if self._listing:
-            return []
-        ordered = sorted(living, key=lambda key: (living[key].role is not Role.RANK, key))
-        new = [key for key in ordered if key not in self._listed][:MAX_LISTED]
-        again = [key for key in ordered if key in self._listed and self._is_due(key, now)]
-        keys = [*new, *again[:LISTED_IN_TURN]]
-        if not keys:
+        self._next = {key: due for key, due in self._next.items() if key in living}
+        new = sorted(living.keys() - self._next.keys(), key=lambda key: (living[key].role is not Role.RANK, key))
+        again = sorted((due, key) for key, (due, _) in self._next.items() if now >= due)
+        keys = [*new[:MAX_LISTED], *(key for _, key in again[:LISTED_IN_TURN])]
+        if self._listing or not keys:
             return []
         question = ListOpenLogs(
             [(living[key].job_id, living[key].pid, living[key].role is not Role.WORKER) for key in keys]
@@ -98,20 +80,9 @@ class OpenLogs:
             return []
         self._listing = True
         for key in keys:
-            wait_s = min(2 * self._listed[key].wait_s, LIST_EVERY_S) if key in self._listed else LIST_FIRST_S
-            self._listed[key] = _Listed(now, self.count_open(key[0]), now + wait_s, wait_s)
+            wait_s = min(2 * self._next[key][1], LIST_EVERY_S) if key in self._next else LIST_FIRST_S
+            self._next[key] = (now + wait_s, wait_s)
         return [request]
-
-    def _is_due(self, key: tuple[int, int], now: float) -> bool:
-        """Whether an old process is to be listed now; one that has as many files open as before waits on."""
-        listed = self._listed[key]
-        if now < listed.due:
-            return False
-        if now - listed.at >= LIST_EVERY_S or not listed.count or self.count_open(key[0]) != listed.count:
-            return True
-        wait_s = min(2 * listed.wait_s, LIST_EVERY_S)
-        self._listed[key] = _Listed(listed.at, listed.count, min(now + wait_s, listed.at + LIST_EVERY_S), wait_s)
-        return False
 
     def apply(self, answer: Answer[dict[str, list[str]]]) -> None:
         """Reports the files that a worker has found."""

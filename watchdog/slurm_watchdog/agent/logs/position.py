@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from slurm_watchdog.parse.training_log.context import Context
 
 MAX_PENDING = 64 * 1024  # Of a line without an end so much is kept.
-ANCHOR = 256
-"""Bytes that are compared, at the beginning of a file and before our place in it: a line or two, with their dates."""
+ANCHOR = 256  # Bytes that are compared, at the beginning of a file and before our place in it: a line or two.
 
 Identity = tuple[int, int]  # Device and inode: which file it is, whatever it is called.
 
@@ -17,9 +16,7 @@ Identity = tuple[int, int]  # Device and inode: which file it is, whatever it is
 @dataclass
 class LineBuffer:
     """Cuts bytes into lines over the borders of reads. A carriage return ends a line, too: bars are redrawn with it.
-
-    NUL bytes are taken out: they fill the holes of sparse files, and without them UTF-16 reads like ASCII.
-    """
+    NUL bytes are taken out: they fill the holes of sparse files, and without them UTF-16 reads like ASCII."""
 
     pending: bytes = b""
     skipping: bool = False  # In the rest of a line that was too long; its beginning has been handed out.
@@ -76,8 +73,5 @@ def goes_on(fd: int, size: int, known: FilePosition) -> bool:
 def again(known: FilePosition, about: os.stat_result) -> FilePosition:
     """The same place in what is, maybe under another name or after a mount was made again, the same text."""
     return replace(
-        known,
-        identity=(about.st_dev, about.st_ino),
-        lines=replace(known.lines),
-        last_steps=dict(known.last_steps),
+        known, identity=(about.st_dev, about.st_ino), lines=replace(known.lines), last_steps=dict(known.last_steps)
     )

@@ -1,16 +1,15 @@
-"""Who stands in one system call on one file. `Blocked` is about the call, its file and the time, not about
-the letter D.
+"""Who stands in one system call on one file. `Blocked` is about the call, its file and the time, not about the letter
+D.
 
-A thread is followed from the moment it is first seen in a call that concerns a file (or in state D). It is
-still the same call if the line of /proc/PID/task/TID/syscall is the same to the letter and one of two things
-proves that the thread did not leave it in between: it was never switched out again (voluntary switches
-unchanged), or its count of finished reads and writes is unchanged. The second holds where a filesystem's
-client wakes up by a timer to look again. A thread that uses the CPU meanwhile is not blocked: it may copy
-gigabytes in one call.
+A thread is followed from the moment it is first seen in a call that concerns a file (or in state D). It is still the
+same call if the line of /proc/PID/task/TID/syscall is the same to the letter and one of two things proves that the
+thread did not leave it in between: it was never switched out again (voluntary switches unchanged), or its count of
+finished reads and writes is unchanged. The second holds where a filesystem's client wakes up by a timer to look again.
+A thread that uses the CPU meanwhile is not blocked: it may copy gigabytes in one call.
 
-The main thread of a rank is looked at in every tick, and so is every thread that is followed. All other
-threads have their turn, a share of them in each tick, so that each is seen once in ROUND_TICKS; those of a
-process that gives cause come at once.
+The main thread of a rank is looked at in every tick, and so is every thread that is followed. All other threads have
+their turn, a share of them in each tick, so that each is seen once in ROUND_TICKS; those of a process that gives cause
+come at once.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from slurm_watchdog.agent.proc.entry import parse_stat
 from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.proc.system_call import (
     BlockedCallHistory,
@@ -28,7 +28,6 @@ from slurm_watchdog.agent.proc.system_call import (
     is_storage,
     is_waiting_for_storage,
     parse_finished_calls,
-    parse_state_and_cpu,
     parse_switches,
     parse_syscall,
 )
@@ -52,9 +51,7 @@ MIN_AT_ONCE, MAX_AT_ONCE = 32, 192  # Threads that are looked at in one tick for
 AGAIN_EVERY = 3  # Ticks between two looks at all threads of a process that gives cause.
 IDLE_SHARE = 0.002  # CPU time, as a share of the time blocked, that polling in a wait may cost; one clock tick on top.
 
-UNSEEN_S = 30.0
-"""So long a thread that could not be looked at stays where it was seen last: a helper that is started again is
-no end of a stall."""
+UNSEEN_S = 30.0  # So long a thread that could not be looked at stays where it was: a restarted helper ends no stall.
 
 Key = tuple[int, int]  # Process and its start, in clock ticks after boot.
 ReadFile = Callable[[str], bytes]  # Reads a file of /proc in one go. Raises OSError: processes end while one looks.
@@ -91,8 +88,7 @@ class BlockedThreads:
 
     machine: str
     read: ReadFile
-    list_threads: Callable[[int], list[int]] = _list_threads
-    """Given a pid. Raises OSError."""
+    list_threads: Callable[[int], list[int]] = _list_threads  # Given a pid. Raises OSError.
     read_calls: Callable[[int, Sequence[int]], Iterable[tuple[int, bytes]]] = _read_calls
     """Lines of `syscall` of many threads of one process; those that ended are left out."""
     file_of: Callable[[int, int, int], str | None] = _file_of
@@ -103,15 +99,13 @@ class BlockedThreads:
     _round: list[Key] = field(default_factory=list)  # Processes whose threads have not had their turn in this round.
     _rest: list[int] = field(default_factory=list)  # Threads of `_turn` that have not.
     _turn: Key = (0, 0)
-    _caused: dict[Key, int] = field(default_factory=dict)
-    """Tick of the last look at all threads of a process that gave cause."""
+    _caused: dict[Key, int] = field(default_factory=dict)  # Tick of the last look at all its threads.
 
     def __post_init__(self) -> None:
         self._idle = idle_numbers(self.machine)
 
     def look(self, mains: Sequence[tuple[int, int, str]], now: float) -> None:
-        """One look at the main threads of these (pid, start, state as /proc/PID/stat says), and at all that
-        is followed."""
+        """Looks at the main threads of these (pid, start, state as in /proc/PID/stat), and at all that is followed."""
         self.tick += 1
         seen = set()
         for pid, start, state in mains:
@@ -129,14 +123,10 @@ class BlockedThreads:
         processes: Sequence[tuple[int, int, int]],
         causes: set[Key],
         now: float,
-        turn: Sequence[tuple[Key, Sequence[int]]] | None = None,
+        turn: Sequence[tuple[Key, Sequence[int]]],
     ) -> None:
-        """Threads other than the main ones, of these (pid, start, number of threads): a share of them, or all
-        where there is cause.
-
-        A main thread that is blocked is cause by itself. `turn` is what `take_turn` gave in this tick, if it
-        was asked already.
-        """
+        """Threads other than the main ones, of these (pid, start, number of threads): those of `take_turn`, or all
+        where there is cause. A main thread that is blocked is cause by itself."""
         causes = causes | {key[:2] for key, track in self.tracks.items() if key[0] == key[2] and track.sightings >= 2}
         self._caused = {key: tick for key, tick in self._caused.items() if key in causes}
         many = {(pid, start) for pid, start, threads in processes if threads > 1}
@@ -144,7 +134,7 @@ class BlockedThreads:
             if self.tick - self._caused.get(key, -AGAIN_EVERY) >= AGAIN_EVERY:
                 self._caused[key] = self.tick
                 self._look_at_all(key, self._threads_of(key), now)
-        for process, threads in self.take_turn(processes) if turn is None else turn:
+        for process, threads in turn:
             self._look_at_all(process, threads, now)
 
     def take_turn(self, processes: Sequence[tuple[int, int, int]]) -> list[tuple[Key, list[int]]]:
@@ -235,7 +225,8 @@ class BlockedThreads:
         if call is None:
             return None
         task = f"/proc/{pid}/task/{thread}"
-        state, cpu_ticks = parse_state_and_cpu(self.read(f"{task}/stat"))
+        stat = parse_stat(self.read(f"{task}/stat"))
+        state = stat.state
         if state not in ("D", "S"):
             return None
         name = name_of(call.number, self.machine) if call.number >= 0 else None
@@ -256,7 +247,7 @@ class BlockedThreads:
         switches = parse_switches(self.read(f"{task}/status"))
         calls = parse_finished_calls(self.read(f"{task}/io")) if name in COUNTED else None
         new = BlockedCallHistory(
-            line, call, state, wchan, name, cpu_ticks, switches, calls, now, path=path, seen_at=now
+            line, call, state, wchan, name, stat.cpu_ticks, switches, calls, now, path=path, seen_at=now
         )
         if old is not None and _is_same_call(old, new, now):
             new.first_at, new.sightings, new.target = old.first_at, old.sightings + 1, old.target

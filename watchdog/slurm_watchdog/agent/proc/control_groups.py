@@ -28,8 +28,7 @@ Read = Callable[[str], bytes | None]  # The content of a small file; None where 
 
 
 def group_of(text: str, controller: str) -> tuple[str, bool] | None:
-    """Given /proc/PID/cgroup: the path of its group that has `controller`, and whether that is version 2; None
-    where it has none."""
+    """Of /proc/PID/cgroup: the path of its group with `controller`, and whether that is version 2; None without."""
     unified = None
     for line in text.splitlines():
         number, _, rest = line.partition(":")

@@ -33,17 +33,14 @@ class ProcessFacts:
     environ: Mapping[str, str] | None = None
     exe: str = ""  # File name of its program: `bash` for a script that the kernel lists under the script's own name.
     stepd: JobStep | None = None  # Of a slurmstepd only: the step it looks after.
-    denied: bool = False
-    """Its environment may not be read (another user's namespace): it counts as having its parent's."""
+    denied: bool = False  # Its environment may not be read (another user namespace): its parent's counts.
     own_pid: int | None = None  # Its number in its own PID namespace, where that is another one than the agent's.
     cwd: str = ""  # Working directory of what may hold a rank, when it was identified.
     checkpoint_directories: tuple[str, ...] = ()  # Those that its command line names.
     settings: tuple[tuple[str, str], ...] = ()
     """Of what may hold a rank: the variables that decide how it computes and communicates, for evidence
     alone, secrets masked."""
-    foreign: bool = False
-    """Not an ordinary user's through and through (a set-user-id program, root's): nothing of it is read, and
-    it is no rank."""
+    foreign: bool = False  # Not an ordinary user's through and through: nothing of it is read, and it is no rank.
     collective_timeout: tuple[float, bool] | None = None
     """Seconds after which its collectives are given up, and whether that is only assumed; see
     knowledge.collective_timeouts."""
@@ -61,8 +58,7 @@ class JobMember:
     world_size: int | None = None
     left_over: bool = False  # It belongs to an earlier run of the job, which was requeued to this node meanwhile.
     by: str = ""  # How that is known: BY_SLURM, or BY_CLAIM.
-    launcher: bool = False
-    """It has started ranks: it never is one, also when they are gone and only its own variables are left."""
+    launcher: bool = False  # It has started ranks: it never is one, also when they are gone.
 
 
 Key = tuple[int, int]  # (pid, start ticks): unique until a reboot.
@@ -70,16 +66,9 @@ Key = tuple[int, int]  # (pid, start ticks): unique until a reboot.
 
 def parse_cgroup(text: str) -> JobStep | None:
     """Job and step in the text of /proc/PID/cgroup, version 1 or 2; None outside of jobs."""
-    if "/job_" not in text:
-        return None
-    places = [place for line in text.splitlines() if "/job_" in line and (place := place_of(line.split(":", 2)[-1]))]
+    groups = (step_of_group(line.split(":", 2)[-1]) for line in text.splitlines() if "/job_" in line)
+    places = [JobStep(*group) for group in groups if group is not None]
     return next((place for place in places if place.step_id), places[0] if places else None)
-
-
-def place_of(path: str) -> JobStep | None:
-    """The same of a group's path."""
-    found = step_of_group(path)
-    return None if found is None else JobStep(*found)
 
 
 def parse_stepd(cmdline: str) -> JobStep | None:
@@ -89,8 +78,7 @@ def parse_stepd(cmdline: str) -> JobStep | None:
 
 
 def as_slurm_job(environ: dict[str, str]) -> dict[str, str]:
-    """What `slurm-watchdog run` has started outside of Slurm is its job, said in Slurm's words. Inside of a
-    Slurm job that one counts."""
+    """What `slurm-watchdog run` has started outside of Slurm is its job, said in Slurm's words."""
     own = environ.get("SLURM_WATCHDOG_JOB_ID", "")
     if own and environ.get("SLURM_JOB_ID", own) == own:
         environ |= {"SLURM_JOB_ID": own, "SLURM_RESTART_COUNT": environ.get("SLURM_WATCHDOG_RESTARTS", "0")}
@@ -110,8 +98,7 @@ def restarts_of(process: ProcessFacts) -> int | None:
 
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD, linux/sched.h
 HANGS = frozenset("DTt")
-LASTING_STATES = HANGS | frozenset("ZX")
-"""Letters of stat that mean something only if they last (model.Process.state_age_s)."""
+LASTING_STATES = HANGS | frozenset("ZX")  # Letters of stat that mean something only if they last (Process.state_age_s).
 
 
 @dataclass(frozen=True)
@@ -139,8 +126,7 @@ class Status:
 
 
 def parse_stat(text: bytes) -> Stat:
-    """The fields of /proc/PID/stat. The name in it may hold anything, brackets and newlines included. Raises
-    ValueError."""
+    """The fields of /proc/PID/stat. The name in it may hold brackets and newlines. Raises ValueError."""
     begin, end = text.index(b"("), text.rindex(b")")
     fields = text[end + 2 :].split(b" ", 20)
     try:
@@ -181,8 +167,7 @@ def parse_last_pid(loadavg: bytes) -> int:
     return int(words[4]) if len(words) == 5 and words[4].isdigit() else 0
 
 
-NEVER_SWITCHED_TO = frozenset("Dt")
-"""States in which a thread is not switched to: those of a rank's main thread are counted in every tick."""
+NEVER_SWITCHED_TO = frozenset("Dt")  # States without switches: those of a rank's main thread are counted in every tick.
 
 
 @dataclass
@@ -204,8 +189,7 @@ class Entry:
     """State and switches when it was last seen in one of NEVER_SWITCHED_TO; None if the last look found another one."""
 
     def note_switches(self, now: float) -> None:
-        """Who sleeps in D, or is held by a debugger, is not switched to: one that was, between two looks, is in that
-        state again and not still."""
+        """Who sleeps in D, or is held by a debugger, is not switched to: one that was is in that state anew."""
         state = self.stat.state
         if state not in NEVER_SWITCHED_TO:
             self._held = None

@@ -1,10 +1,9 @@
-"""Reads files of /proc in the loop: only those that cannot block, by descriptors that are kept open."""
+"""Reads files of /proc in the loop: only those that cannot block."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from contextlib import suppress
 
 from slurm_watchdog.agent.proc.entry import JobStep, Stat, parse_cgroup, parse_stat
@@ -12,7 +11,7 @@ from slurm_watchdog.agent.proc.system_call import parse_syscall
 from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.knowledge.syscalls import name_of
 
-MAX_KEPT = 48  # Descriptors of /proc kept open: three for each of the ranks of a full node.
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 MAX_LINKS = 4096  # Open files of one process that are looked at.
 
 
@@ -36,17 +35,14 @@ def read_words(path: str) -> str | None:
 
 
 def read_call_name(place: str) -> str | None:
-    """The name of the system call that a process or thread, by its directory in /proc, is in; None where it is in
-    none, or can't be looked at."""
+    """The name of the system call that a process or thread (its directory in /proc) is in; None: in none, or unseen."""
     call = parse_syscall((read_words(f"{place}/syscall") or "").encode())
     return name_of(call.number, os.uname().machine) if call is not None and call.number >= 0 else None
 
 
 def read_links(directory: str) -> tuple[int, list[str]]:
-    """How many links a directory of /proc has (files that are open), and where those lead that could be read.
-
-    Raises OSError.
-    """
+    """How many links a directory of /proc has (files that are open), and where those lead that could be read. Raises
+    OSError."""
     with opened(directory, os.O_RDONLY | os.O_DIRECTORY) as where:
         names, found = os.listdir(where)[:MAX_LINKS], []
         for name in names:
@@ -61,16 +57,14 @@ def read_stat(pid: int | str) -> Stat:
 
 
 def read_runnable_s(pid: int) -> float | None:
-    """How long the main thread of a process has run or was ready to run, in seconds; None where the kernel does not say
-    (CONFIG_SCHED_INFO is off)."""
+    """Seconds that the main thread has run or was ready to run; None where the kernel does not say."""
     with suppress(OSError, ValueError):
         return parse_runnable_s(read_file(f"/proc/{pid}/schedstat"))
     return None
 
 
 def parse_runnable_s(text: bytes) -> float:
-    """Of /proc/PID/schedstat: nanoseconds on a CPU, and waiting for one (Documentation/scheduler/sched-stats.rst).
-    Raises ValueError."""
+    """Of /proc/PID/schedstat: on a CPU, and waiting for one (scheduler/sched-stats.rst). Raises ValueError."""
     on_cpu, ready = text.split()[:2]
     return (int(on_cpu) + int(ready)) / 1e9
 
@@ -84,8 +78,7 @@ def owner_of(pid: int | None) -> int:
 
 
 def count_open_files(pid: int) -> int:
-    """How many files a process has open, for anybody to know and for next to nothing (since Linux 6.2); 0
-    where that is not said."""
+    """How many files a process has open, for next to nothing (since Linux 6.2); 0 where that is not said."""
     try:
         return os.stat(f"/proc/{pid}/fd").st_size
     except OSError:
@@ -93,35 +86,11 @@ def count_open_files(pid: int) -> int:
 
 
 class Files:
-    """Reads files of /proc, those of a few processes through descriptors that stay open: a third of the cost.
-
-    A descriptor belongs to the process for which it was opened, and never to a later one with the same pid.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[str, int] = {}
-
-    def keep(self, paths: Iterable[str]) -> None:
-        """From now on these, at most MAX_KEPT, and no others. What cannot be opened is read in the ordinary way."""
-        wanted = set(list(paths)[:MAX_KEPT])
-        for path in [path for path in self._kept if path not in wanted]:
-            os.close(self._kept.pop(path))
-        for path in wanted - self._kept.keys():
-            try:
-                self._kept[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                continue
+    """Reads files of /proc; DelegatedFiles does it through a helper where this process may not."""
 
     def read(self, path: str) -> bytes:
-        """Raises OSError, also if the process of a descriptor that was kept is gone."""
-        fd = self._kept.get(path)
-        if fd is None:
-            return read_file(path)
-        try:
-            return os.pread(fd, 8192, 0)
-        except OSError:
-            os.close(self._kept.pop(path))
-            raise
+        """Raises OSError."""
+        return read_file(path)
 
 
 def read_cgroup(pid: int) -> JobStep | None:
@@ -130,8 +99,7 @@ def read_cgroup(pid: int) -> JobStep | None:
 
 
 def is_the_kernels(path: str) -> bool:
-    """Whether a file of /proc is the kernel's: container managers (lxcfs) put files over some that are served
-    by a process."""
+    """Whether a file of /proc is the kernel's: container managers (lxcfs) put files of their own over some."""
     try:
         return os.stat(path).st_dev == os.stat("/proc").st_dev
     except OSError:
@@ -142,8 +110,7 @@ FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, linux/proc_ns.h
 
 
 def is_in_first_pid_namespace() -> bool:
-    """Whether the numbers of processes in the kernel's log are the ones that /proc has here; False in a container
-    with processes of its own."""
+    """Whether the pids in the kernel's log are those of this /proc; False in a container with its own."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino == FIRST_PID_NAMESPACE
     except OSError:

@@ -1,11 +1,10 @@
 """Which processes belong to which job, step and rank. Pure: a table of processes goes in, memberships come out.
 
-Job and step come from the control group's path, else from the slurmstepd above a process, else from what was
-learnt about it before its ancestors died, else from its environment: a user writes there what he likes, so
-that counts for the job's owner alone, as Slurm has named him, and for a job that Slurm has here. The job id
-is Slurm's plain number (SLURM_JOB_ID), also for elements of arrays. Ranks come from the environment: see
-`ranks_of_step`. A program that forks its ranks itself and gives them no variables
-(torch.multiprocessing.spawn) is one rank with workers.
+Job and step come from the control group's path, else from the slurmstepd above a process, else from what was learnt
+about it before its ancestors died, else from its environment: a user writes there what he likes, so that counts for the
+job's owner alone, as Slurm has named him, and for a job that Slurm has here. The job id is Slurm's plain number
+(SLURM_JOB_ID), also for elements of arrays. Ranks come from the environment: see `ranks_of_step`. A program that forks
+its ranks itself and gives them no variables (torch.multiprocessing.spawn) is one rank with workers.
 """
 
 from __future__ import annotations
@@ -14,14 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from slurm_watchdog.agent.proc.entry import (
-    JobMember,
-    JobStep,
-    Key,
-    ProcessFacts,
-    number_of,
-    restarts_of,
-)
+from slurm_watchdog.agent.proc.entry import JobMember, JobStep, Key, ProcessFacts, number_of, restarts_of
 from slurm_watchdog.knowledge.launchers import NEVER_A_RANK, RANK_SOURCES, RANK_VARIABLES
 from slurm_watchdog.knowledge.ray_train import WORKER_NAMES, WorkerRank
 from slurm_watchdog.model.observations import BY_CLAIM, BY_SLURM, Role
@@ -34,11 +26,9 @@ def assign(
     seats: Mapping[str, Mapping[int, WorkerRank]] = MappingProxyType({}),
 ) -> dict[int, JobMember]:
     """Membership by pid of every process that belongs to a job. `before` is the last result, by pid and start.
-
-    `owners`: the jobs that Slurm has here, and whose they are; an environment counts for no other job, and
-    for no other user.
-    `seats`: of a job, which of its processes is which rank, by the pid that the process itself has, as its log says.
-    """
+    `owners`: the jobs that Slurm has here, and whose they are; an environment counts for no other job, and for no other
+    user. `seats`: of a job, which of its processes is which rank, by the pid that the process itself has, as its log
+    says."""
     table = _with_inherited(table)
     places, certain, how = _places(table, before, owners)
     left_over = _left_over(table, places, certain, before)
@@ -81,17 +71,11 @@ def _with_inherited(table: Mapping[int, ProcessFacts]) -> Mapping[int, ProcessFa
 
 
 def _left_over(
-    table: Mapping[int, ProcessFacts],
-    places: Mapping[int, JobStep],
-    certain: set[int],
-    before: Mapping[Key, JobMember],
+    table: Mapping[int, ProcessFacts], places: Mapping[int, JobStep], certain: set[int], before: Mapping[Key, JobMember]
 ) -> set[int]:
-    """Those who outlived their run, which shows when its job runs here again.
-
-    The new run is one whose slurmstepd, or control group, is there and whose environment counts more
-    restarts. Only who is neither below that slurmstepd nor in a group of Slurm's can be of the old one; and
-    who was of it once remains so.
-    """
+    """Those who outlived their run, which shows when its job runs here again. The new run is one whose slurmstepd, or
+    control group, is there and whose environment counts more restarts. Only who is neither below that slurmstepd nor in
+    a group of Slurm's can be of the old one; and who was of it once remains so."""
     newest: dict[str, int] = {}
     for pid in certain:
         if (restarts := restarts_of(table[pid])) is not None:
@@ -112,8 +96,7 @@ def _left_over(
 def _places(
     table: Mapping[int, ProcessFacts], before: Mapping[Key, JobMember], owners: Mapping[str, int]
 ) -> tuple[dict[int, JobStep], set[int], dict[int, str]]:
-    """Job and step of every process that has one; who of them stands in a control group of it, or below its
-    slurmstepd; how it is known."""
+    """Job and step of every process that has one; whose is certain; how it is known."""
     sure: set[int] = set()
     how: dict[int, str] = {}
     found: dict[int, JobStep | None] = {}
@@ -217,16 +200,11 @@ def ranks_of_step(
 
 
 def ranks_of_ray(
-    place: JobStep,
-    group: list[ProcessFacts],
-    seats: Mapping[int, WorkerRank],
-    before: Mapping[Key, JobMember],
+    place: JobStep, group: list[ProcessFacts], seats: Mapping[int, WorkerRank], before: Mapping[Key, JobMember]
 ) -> dict[int, JobMember]:
-    """Roles in one step of a job whose log says which of Ray's workers is which rank.
-
-    A worker of which it is not said (yet) is a rank without a number. No other process is one: the driver and Ray's own
-    daemons have the variables of the task that started them.
-    """
+    """Roles in one step of a job whose log says which of Ray's workers is which rank. A worker of which it is not said
+    (yet) is a rank without a number. No other process is one: the driver and Ray's own daemons have the variables of
+    the task that started them."""
     inside = {process.pid: process for process in group}
     ranks: dict[int, JobMember] = {}
     for process in group:
@@ -252,8 +230,7 @@ def ranks_of_ray(
 
 
 def _is_given_here(kind: str, group: list[ProcessFacts], table: Mapping[int, ProcessFacts]) -> bool:
-    """Whether `kind` was put into the environment within this step, with a value a task, not inherited by all
-    from above."""
+    """Whether `kind` was put into the environment within this step, a value a task, and not inherited by all."""
     having = [process for process in group if number_of(process.environ, kind) is not None]
     tasks = {number_of(process.environ, "SLURM_PROCID") for process in having}
     if len({number_of(process.environ, kind) for process in having}) < len(tasks):
@@ -269,8 +246,7 @@ def _is_given_here(kind: str, group: list[ProcessFacts], table: Mapping[int, Pro
 
 
 def _hands_on_its_own(kind: str, parent: ProcessFacts, child: ProcessFacts, having: list[ProcessFacts]) -> bool:
-    """Whether a rank set `kind` to its own rank for whatever it starts (a compiler, a spawned worker), as no
-    launcher does."""
+    """Whether a rank set `kind` to its own rank for whatever it starts, as no launcher does."""
     if _is_helper(parent) or "TORCHELASTIC_RUN_ID" in (child.environ or {}):
         return False
     lower = RANK_VARIABLES[RANK_VARIABLES.index(kind) + 1 :]

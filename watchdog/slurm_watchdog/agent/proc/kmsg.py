@@ -22,11 +22,9 @@ from slurm_watchdog.parse.kernel_log.line import KernelFact
 
 log = logging.getLogger(__name__)
 
-BUFFER_BYTES = 16384
-"""The longest record with its dictionary has 8192 bytes (PRINTK_MESSAGE_MAX and CONSOLE_EXT_LOG_MAX, kernel/printk)."""
-KMSG_DEVICE = (1, 11)
-"""Major and minor of /dev/kmsg (Documentation/admin-guide/devices.txt); in a container the path may be
-/dev/null or a console."""
+BUFFER_BYTES = 16384  # The longest record has 8192 bytes (PRINTK_MESSAGE_MAX and CONSOLE_EXT_LOG_MAX, kernel/printk).
+KERNEL_LOG = "/dev/kmsg"
+KMSG_DEVICE = (1, 11)  # Of /dev/kmsg (admin-guide/devices.txt); in a container the path may be /dev/null or a console.
 FIRST_RETRY_S = 5.0
 LAST_RETRY_S = 60.0
 CHECK_EVERY_S = 60.0  # Between two looks whether the path still leads to the device that is open.
@@ -38,8 +36,7 @@ class KmsgFile:
     """An open log of the kernel: the real device, opened without blocking, here or by someone who may."""
 
     def __init__(self, path: str, passed: int | None = None):
-        """Takes over the descriptor `passed`, if there is one: then `path` means nothing here. Raises OSError if it
-        cannot be opened or is something else."""
+        """Takes over the descriptor `passed`, if there is one. Raises OSError if it is not the kernel's log."""
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
         self._fd = os.open(path, flags) if passed is None else passed
         self._path = path if passed is None else None
@@ -51,8 +48,7 @@ class KmsgFile:
             raise OSError(errno.ENODEV, f"{what} is not the kernel's log", path)
 
     def read(self) -> bytes:
-        """One record. Raises BlockingIOError if there is no more; EPIPE if records were overwritten before
-        they were read."""
+        """One record. Raises BlockingIOError if there is no more; EPIPE if unread records were overwritten."""
         return os.read(self._fd, BUFFER_BYTES)
 
     def is_current(self) -> bool:
@@ -190,18 +186,15 @@ def _explain(error: OSError) -> str:
 
 MAX_EVENTS = 256  # Events of one report. The first of each name is reported, and what is critical, even then.
 MAX_OF_A_NAME = 32  # Different resources of one name in one report.
-MAX_DRIFT = 1e-3
-"""Two clocks of one machine: NTP slews by at most 500 ppm (adjtimex(2)), a crystal is off by less than 100."""
+MAX_DRIFT = 1e-3  # Two clocks of one machine: NTP slews by at most 500 ppm (adjtimex(2)), crystals are off by 100.
 
 
 @dataclass
 class KernelClock:
-    """How much must be added to the kernel's time stamps to have CLOCK_MONOTONIC.
-
-    printk stamps with local_clock(), which NTP does not discipline: days after the boot it may be off by
-    seconds. Two bounds are seen with each tick: a record that has been read is not from the future, and one
-    that was not there when the log was last read to its end is younger than that.
-    """
+    """How much must be added to the kernel's time stamps to have CLOCK_MONOTONIC. printk stamps with local_clock(),
+    which NTP does not discipline: days after the boot it may be off by seconds. Two bounds are seen with each tick: a
+    record that has been read is not from the future, and one that was not there when the log was last read to its end
+    is younger than that."""
 
     offset_s: float = 0.0
     low: float = float("-inf")
@@ -209,8 +202,7 @@ class KernelClock:
     at: float | None = None
 
     def learn(self, now: float, low: float, high: float) -> None:
-        """Takes in that the offset is between `low` and `high` at `now`; what was learnt before becomes less
-        certain with time."""
+        """Takes in that the offset is between `low` and `high` at `now`; what was learnt before gets less certain."""
         drift = 0.0 if self.at is None else MAX_DRIFT * max(0.0, now - self.at)
         self.at = now
         self.low, self.high = max(self.low - drift, low), min(self.high + drift, high)
@@ -238,11 +230,9 @@ class Reported:
 
 @dataclass
 class Deduplicator:
-    """The events of one tick: the same thing of the same resource is reported once, with a count.
-
-    What came back after something else had been said about its resource is reported a second time, as the last
-    word on it: silent, OK, silent must not end with OK.
-    """
+    """The events of one tick: the same thing of the same resource is reported once, with a count. What came back after
+    something else had been said about its resource is reported a second time, as the last word on it: silent, OK,
+    silent must not end with OK."""
 
     entries: dict[tuple[Resource, bool], Reported] = field(default_factory=dict)
     latest: dict[Resource, str] = field(default_factory=dict)

@@ -58,14 +58,9 @@ def parse_syscall(text: bytes) -> SystemCall | None:
         return None
 
 
-def parse_switches(text: bytes) -> int:
-    """voluntary_ctxt_switches in /proc/PID/status, -1 where it is missing."""
-    return _value_after(text, b"\nvoluntary_ctxt_switches:")
-
-
-def parse_involuntary(text: bytes) -> int:
-    """nonvoluntary_ctxt_switches in /proc/PID/status, -1 where it is missing."""
-    return _value_after(text, b"\nnonvoluntary_ctxt_switches:")
+def parse_switches(text: bytes, kind: bytes = b"") -> int:
+    """voluntary_ctxt_switches in /proc/PID/status, with the kind `non` nonvoluntary_…; -1 where it is missing."""
+    return _value_after(text, b"\n%bvoluntary_ctxt_switches:" % kind)
 
 
 def parse_finished_calls(text: bytes) -> int:
@@ -81,12 +76,6 @@ def parse_io_bytes(text: bytes) -> int:
 def _value_after(text: bytes, label: bytes) -> int:
     begin = text.find(label)
     return int(text[begin + len(label) :].split(None, 1)[0]) if begin >= 0 else -1
-
-
-def parse_state_and_cpu(stat: bytes) -> tuple[str, int]:
-    """State letter, and user + system time in clock ticks, of /proc/PID/stat (fields 3, 14 and 15)."""
-    fields = stat[stat.rindex(b")") + 2 :].split(b" ", 13)
-    return fields[0].decode(), int(fields[11]) + int(fields[12])
 
 
 def int32(value: int) -> int:
@@ -113,8 +102,7 @@ def is_waiting_for_storage(track: BlockedCallHistory) -> bool:
 
 
 def faults(call: SystemCall, name: str | None, path: str | None, state: str, wchan: str | None) -> bool:
-    """Whether a thread waits for a page of a file that is mapped: outside of any call, or in one that is
-    about no file itself."""
+    """Whether a thread waits for a page of a mapped file: outside of any call, or in one that is about no file."""
     if not any(word in (wchan or "") for word in FAULT_WCHAN):
         return False
     return call.number < 0 or (state == "D" and name in FAULTS_IN and not is_storage(path))

@@ -1,12 +1,11 @@
 """All processes of this node, as the loop may look at them: which there are, since when, and their parents.
 
-What blocks. `cmdline`, `environ`, `mem`, `smaps` take the lock of the process's memory, which a thread in a
-page fault on a dead filesystem can hold through another one that waits for it. Since Linux 6.18 (seen there;
-not in 6.1) `stat`, `wchan`, `syscall`, `io` and the links of descriptors block, too, while a process is in
-execve and waits for the memory that it still shares with its parent (vfork): they all check who may look
-under the lock that execve holds. `status`, `statm`, `comm` and `cgroup` take neither. So a process that is
-new is asked for its `status` first. If that says D, nothing else of it is read in the loop until a child has
-read it and come back.
+What blocks. `cmdline`, `environ`, `mem`, `smaps` take the lock of the process's memory, which a thread in a page fault
+on a dead filesystem can hold through another one that waits for it. Since Linux 6.18 (seen there; not in 6.1) `stat`,
+`wchan`, `syscall`, `io` and the links of descriptors block, too, while a process is in execve and waits for the memory
+that it still shares with its parent (vfork): they all check who may look under the lock that execve holds. `status`,
+`statm`, `comm` and `cgroup` take neither. So a process that is new is asked for its `status` first. If that says D,
+nothing else of it is read in the loop until a child has read it and come back.
 """
 
 from __future__ import annotations
@@ -42,34 +41,25 @@ from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.model.observations import BY_SLURM
 
 STRANGERS_AT_ONCE = 8
-"""Processes of no job that are looked at again in one tick: is it still the one that had this pid, and still
-called the same?
-Kernel threads never: one that is gone is missed when /proc is listed."""
-CROWD_AT_ONCE = 512
-"""Members of jobs that are one of a crowd, looked at in one tick: 5 ms; a turn of 55,000 takes nine minutes
-at the usual interval."""
+"""Processes of no job that are looked at again in one tick: is it still the one that had this pid, and still called the
+same? Kernel threads never: one that is gone is missed when /proc is listed."""
+CROWD_AT_ONCE = 512  # Members of a crowd looked at in one tick: 5 ms; a turn of 55,000 takes nine minutes.
 YOUNG_TICKS = 4  # So long a new process is looked at in every tick: it may be about to become something else by exec.
-LIST_AT_LEAST_EVERY = 6
-"""Ticks after which /proc is listed although the kernel says that no process was started: its word is not
-needed for life."""
+LIST_AT_LEAST_EVERY = 6  # Ticks after which /proc is listed although the kernel says that no process was started.
 NEW_AT_ONCE = 256
-"""New processes that are looked at in one tick, the users in turn: at 60 us each, a user who starts 55,000
-would take the loop for three seconds. While so many wait, /proc is listed in every second tick, for that
-costs more than the looks. The first look takes all, for what an agent does not name looks gone to the
-controller."""
+"""New processes that are looked at in one tick, the users in turn: at 60 us each, a user who starts 55,000 would take
+the loop for three seconds. The first look takes all, for what an agent does not name looks gone to the controller."""
 SAMPLED = 8192  # Processes among which a user's largest job is looked for, in every tick of a crowd.
 
 
 @dataclass
 class ProcessTable:
-    """Lists /proc in every tick and remembers what it learnt. `to_identify` and `suspects` wait for the
-    `identify` child."""
+    """Lists /proc in every tick and remembers it. `to_identify` and `suspects` wait for the child `identify`."""
 
     files: Files = field(default_factory=Files)
     entries: dict[int, Entry] = field(default_factory=dict)
     to_identify: set[int] = field(default_factory=set)  # Pids of entries of which the environment is wanted.
-    suspects: set[int] = field(default_factory=set)
-    """Pids of which only a child may read more: in D since they were first seen."""
+    suspects: set[int] = field(default_factory=set)  # Only a child may read more: in D from the first.
     spawner: int = -1
     """A process with this parent is a child of the agent's own. To ask about those, too, would start the child
     that is asked, which again would be someone new to be asked about."""
@@ -78,8 +68,6 @@ class ProcessTable:
     unmet: Counter[int] = field(default_factory=Counter)  # New processes of each user that wait for a later tick.
     read_owner: Callable[[int], int] = owner_of
     _owners: dict[int, int] = field(default_factory=dict)  # Pid -> user, of those that wait.
-    _held: list[int] = field(default_factory=list)
-    """Those that are looked at in the next tick, in the place of a list of /proc."""
     _strangers: list[int] = field(default_factory=list)
     _crowd: list[int] = field(default_factory=list)
     _last_pid: int = 0
@@ -92,13 +80,7 @@ class ProcessTable:
     def look(self, now: float, max_names: int) -> None:
         """One look at all that may have changed. A process that took more than `max_names` names is asked no more."""
         self.tick += 1
-        if self._held:
-            held, self._held = self._held, []
-            self._wait_no_more(held)
-            for pid in held:
-                if pid not in self.entries:
-                    self._meet(pid, now)
-        elif self._may_be_new():
+        if self._may_be_new():
             self._list(now)
         due = [
             pid
@@ -132,13 +114,7 @@ class ProcessTable:
             except OSError:
                 return None
             known = ProcessFacts(
-                pid,
-                stat.start_ticks,
-                stat.ppid,
-                stat.comm,
-                status.real_uid,
-                cgroup,
-                own_pid=status.container_pid,
+                pid, stat.start_ticks, stat.ppid, stat.comm, status.real_uid, cgroup, own_pid=status.container_pid
             )
             if stat.ppid != self.spawner:
                 self.to_identify.add(pid)
@@ -182,26 +158,18 @@ class ProcessTable:
         for pid in self._next_new(pids - self.entries.keys()):
             self._meet(pid, now)
 
-    def _wait_no_more(self, pids: Iterable[int]) -> None:
-        self.unmet = self.unmet - Counter(self._owners.pop(pid) for pid in pids)
-
     def _next_new(self, pids: set[int]) -> Iterable[int]:
-        """Those of the new processes that are looked at in this tick: one user's thousands cost another none
-        of his few. As many are held for the next one."""
+        """Those that are looked at in this tick: one user's thousands cost another none of his few."""
         if len(pids) <= NEW_AT_ONCE or not self.entries:
-            self.unmet, self._owners, self._held = Counter(), {}, []
+            self.unmet, self._owners = Counter(), {}
             return pids
         self._owners = {pid: self._owners[pid] if pid in self._owners else self.read_owner(pid) for pid in pids}
-        self.unmet = Counter(self._owners.values())
-        taken, _ = fair_share(sorted(pids), 2 * NEW_AT_ONCE, self._owners.__getitem__)
-        ordered = sorted(taken, key=lambda pid: self.unmet[self._owners[pid]])
-        self._held = ordered[NEW_AT_ONCE:]
-        self._wait_no_more(ordered[:NEW_AT_ONCE])
-        return ordered[:NEW_AT_ONCE]
+        taken, _ = fair_share(sorted(pids), NEW_AT_ONCE, self._owners.__getitem__)
+        self.unmet = Counter(self._owners[pid] for pid in pids.difference(taken))
+        return taken
 
     def job_of(self, uid: int) -> str | None:
-        """The job with most of this user's processes here, of the first SAMPLED by Slurm's own word; None if
-        there is none."""
+        """The job with most of this user's processes here, of the first SAMPLED by Slurm's word; None without one."""
         jobs = Counter(
             entry.member.job_id
             for entry in islice(self.entries.values(), SAMPLED)

@@ -31,7 +31,6 @@ class DelegatedFiles(Files):
     """Reads through workers what this process may not read by itself."""
 
     def __init__(self, probes: WorkerPool, read_clock: Callable[[], float] = clock.monotonic):
-        super().__init__()
         self._probes, self._read_clock = probes, read_clock
         self._known: dict[ThreadFile, ThreadFacts | None] = {}
         self._left_s = TICK_S
@@ -55,10 +54,6 @@ class DelegatedFiles(Files):
             self._probes.settle(self._left_s, [request])
             self._left_s -= self._read_clock() - began
         self.unseen |= wanted[0] not in self._known
-
-    def keep(self, paths: Iterable[str]) -> None:
-        """Only what this process may read itself is kept open."""
-        super().keep(path for path in paths if not _PATH.fullmatch(path))
 
     def read(self, path: str) -> bytes:
         """Raises NotSeenError where no process could look, OSError where there is nothing (any more)."""

@@ -15,9 +15,7 @@ from slurm_watchdog.model.observations import Process, Role
 
 MAX_WATCHED = 64  # Ranks of one node that are watched; a node has as many as it has GPUs, mostly 8.
 
-PACE_S = 10.0
-"""Between two reports out of turn for the ranks of one user: all ranks of a job that dies end within moments
-of each other."""
+PACE_S = 10.0  # Between two reports out of turn for one user's ranks: those of a job that dies end together.
 
 ProcessId = tuple[int, int]  # (pid, start ticks).
 

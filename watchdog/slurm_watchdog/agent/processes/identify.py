@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import pwd
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 
@@ -80,14 +80,19 @@ def choose(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_settings(data: bytes) -> dict[str, str]:
-    """What is kept of the text of /proc/PID/environ; of a variable given twice, the first, as getenv has it."""
+    """What is kept of the text of /proc/PID/environ."""
+    return choose(_first_of_each(data, is_wanted, MAX_SEARCHED))
+
+
+def _first_of_each(data: bytes, is_wanted: Callable[[str], bool], most: int) -> dict[str, str]:
+    """The wanted variables in the text of /proc/PID/environ; of one given twice, the first, as getenv has it."""
     found: dict[str, str] = {}
     for entry in data.split(b"\0"):
         name, separator, value = entry.partition(b"=")
         key = name.decode(errors="replace")
         if separator and key not in found and is_wanted(key):
-            found[key] = value[:MAX_SEARCHED].decode(errors="replace")
-    return choose(found)
+            found[key] = value[:most].decode(errors="replace")
+    return found
 
 
 MAX_ENVIRON = 1 << 20
@@ -147,32 +152,21 @@ def _foreign(known: IdentifiedProcess, refusal: str, title: str = "") -> Identif
 
 
 def _is_slurms(pid: int) -> bool:
-    """Whether a process that calls itself slurmstepd may be believed: anybody can take that name, and a title.
-
-    The real one is root's, or belongs to the one user for which a slurmd without root starts jobs: then the
-    agent runs as that user, too. Its real uid is asked for: the effective one is the job owner's for moments.
-    """
+    """Whether a process that calls itself slurmstepd may be believed: anybody can take that name, and a title. The real
+    one is root's, or belongs to the one user for which a slurmd without root starts jobs: then the agent runs as that
+    user, too. Its real uid is asked for: the effective one is the job owner's for moments."""
     return parse_status(_read(f"/proc/{pid}/status", 8192)).real_uid in (0, os.getuid())
 
 
 def parse_environ(data: bytes, names: AbstractSet[str] = frozenset(ENVIRONMENT)) -> dict[str, str]:
-    """The variables of these names in the text of /proc/PID/environ; of one given twice, the first, as getenv
-    has it."""
-    wanted: dict[str, str] = {}
-    for entry in data.split(b"\0"):
-        name, separator, value = entry.partition(b"=")
-        key = name.decode(errors="replace")
-        if separator and key in names and key not in wanted:
-            wanted[key] = value.decode(errors="replace")[:1024]
-    return wanted
+    """The variables of these names in the text of /proc/PID/environ."""
+    return _first_of_each(data, names.__contains__, 1024)
 
 
 def resolve_calls(request: ResolveCalls, worker: WorkerState) -> None:
-    """Sends a ResolvedCall for each blocked call: its file, and the mount that it lies on.
-
-    A path is read from the process's memory only if the thread is in this very call, and is believed only if it
-    still is afterwards: no one learns what lies elsewhere.
-    """
+    """Sends a ResolvedCall for each blocked call: its file, and the mount that it lies on. A path is read from the
+    process's memory only if the thread is in this very call, and is believed only if it still is afterwards: no one
+    learns what lies elsewhere."""
     for index, call in enumerate(request.calls):
         try:
             found = ResolvedCall(index=index, target=_resolve(call, worker))
@@ -234,8 +228,7 @@ def mount_target(path: str, mounts: tuple[Mount, ...]) -> CallTarget:
 
 
 def _read_path(task: str, pointer: int) -> str:
-    """The C string at `pointer` in the memory of `task` (`PID/task/TID`), read page by page so that the page
-    behind its end is not touched."""
+    """The C string at `pointer` in the memory of `task` (`PID/task/TID`), read page by page to its end."""
     data = b""
     with opened(f"/proc/{task}/mem", os.O_RDONLY) as fd:
         while len(data) < MAX_PATH and b"\0" not in data:
@@ -253,12 +246,9 @@ def list_mounts(request: ListMounts, worker: WorkerState) -> list[Mount]:
 
 
 def list_open_logs(request: ListOpenLogs, worker: WorkerState) -> dict[str, list[str]]:
-    """Names of open files that look like logs, by job.
-
-    Descriptors 1 and 2 count whatever their name; of a `thorough` process also files open for appending, and
-    those open for writing with one of LOG_SUFFIXES. Nothing is opened or looked up: the names come from the
-    links in /proc.
-    """
+    """Names of open files that look like logs, by job. Descriptors 1 and 2 count whatever their name; of a `thorough`
+    process also files open for appending, and those open for writing with one of LOG_SUFFIXES. Nothing is opened or
+    looked up: the names come from the links in /proc."""
     found: dict[str, list[str]] = {}
     for job_id, pid, thorough in request.processes:
         paths = found.setdefault(job_id, [])

@@ -25,14 +25,8 @@ from slurm_watchdog.agent.proc.system_call import BlockedCallHistory
 from slurm_watchdog.agent.proc.table import NEW_AT_ONCE, ProcessTable
 from slurm_watchdog.agent.workers.answer_types import IdentifiedProcess, ResolvedCall
 from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import (
-    BlockedCall,
-    IdentifyProcesses,
-    Request,
-    ResolveCalls,
-)
+from slurm_watchdog.agent.workers.request_types import BlockedCall, IdentifyProcesses, Request, ResolveCalls
 from slurm_watchdog.agent.workers.worker import Answer
-from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.knowledge.syscalls import PAGE_FAULT, PATH_ARGUMENT
 
 log = logging.getLogger(__name__)
@@ -42,9 +36,7 @@ MAX_SET_ASIDE_OF_USER = 3  # Of these for the processes of one user.
 MAX_DISTRUSTED = 64
 MAX_AT_ONCE = 256
 MAX_IDENTIFICATIONS = 20  # Programs may rename themselves; after so many new names it is no longer news.
-MAX_SET_ASIDE = 6
-"""Children that hang on one process each; after that nothing new is asked about a process in D. Two less than
-may hang of a kind."""
+MAX_SET_ASIDE = 6  # Children that hang on one process each; then nothing new is asked about a process in D.
 MAX_DIRECTORIES = 8
 
 ThreadKey = tuple[int, int, int]  # (pid, start of the process, thread).
@@ -97,8 +89,7 @@ class Identities(msgspec.Struct):
         return requests
 
     def _first_of_each_user(self) -> list[int]:
-        """Those who wait to be identified, no more of a user, in D and otherwise, than can be asked about in
-        this tick; counts all."""
+        """Those to be identified, of each user no more, in D and otherwise, than can be asked now; counts all."""
         entries, found = self.table.entries, list[int]()
         counts: Counter[tuple[int, bool]] = Counter()
         for pid in sorted(self.table.to_identify):
@@ -113,8 +104,7 @@ class Identities(msgspec.Struct):
         return found
 
     def problems(self) -> list[str]:
-        """Users whose processes take more than can be asked at once, and those for which a child has hung or
-        spent its time."""
+        """Users with more processes than can be asked about at once, and those on whom a child has hung."""
         found = []
         if self.table.unmet:
             uid, count = self.table.unmet.most_common(1)[0]
@@ -142,14 +132,13 @@ class Identities(msgspec.Struct):
 
     def _in_turn(self, rows: list[Question]) -> list[Question]:
         """At most MAX_AT_ONCE, the users in turn and interleaved: one user's thousands cost another none of his few."""
-        kept, _ = fair_share(rows, MAX_AT_ONCE, lambda row: self._uid_of(row[0]))
         seen: Counter[int] = Counter()
         turns: list[tuple[int, int, Question]] = []
-        for row in kept:
+        for row in rows:
             uid = self._uid_of(row[0])
             turns.append((seen[uid], len(turns), row))
             seen[uid] += 1
-        return [row for _, _, row in sorted(turns, key=lambda turn: turn[:2])]
+        return [row for _, _, row in sorted(turns, key=lambda turn: turn[:2])[:MAX_AT_ONCE]]
 
     def _uid_of(self, pid: int) -> int:
         entry = self.table.entries.get(pid)

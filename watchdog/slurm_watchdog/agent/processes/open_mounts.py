@@ -28,8 +28,7 @@ _LINE = re.compile(r"[0-9a-f]+-[0-9a-f]+ ..(.). [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1
 
 
 def parse_maps(text: str) -> dict[str, bool]:
-    """The files on some filesystem that are mapped, in the order of the table, and whether any part of each
-    is executable."""
+    """The files that are mapped, in the order of the table, and whether any part of each is executable."""
     found: dict[str, bool] = {}
     for line in text.split("\n"):
         match = _LINE.fullmatch(line)
@@ -41,12 +40,9 @@ def parse_maps(text: str) -> dict[str, bool]:
 
 
 def fault_target(files: Iterable[tuple[str, bool]], mounts: Iterable[Mount]) -> CallTarget:
-    """What a page fault may be about; only `candidates` where it may be several filesystems.
-
-    Filesystems with a server come first: a local disk that hangs takes the whole node with it. On one
-    filesystem a file of data comes before programs and libraries, which are read once, at the start; of
-    several files none is named.
-    """
+    """What a page fault may be about; only `candidates` where it may be several filesystems. Filesystems with a server
+    come first: a local disk that hangs takes the whole node with it. On one filesystem a file of data comes before
+    programs and libraries, which are read once, at the start; of several files none is named."""
     table = tuple(mounts)
     by_mount: dict[str, tuple[Mount, list[tuple[str, bool]]]] = {}
     for path, executable in files:
@@ -79,11 +75,9 @@ def _read_maps(task: str) -> dict[str, bool]:
 
 
 def list_open_mounts(request: ListOpenMounts, worker: WorkerState) -> dict[str, list[str]]:
-    """The mount points, in the agent's own table, on which files of processes lie, by job.
-
-    Filesystems that have no one behind them who could fail (NOT_PROBED), `/` and what an ordinary user serves
-    are left out. A process that ended, or that may not be looked into, adds nothing.
-    """
+    """The mount points, in the agent's own table, on which files of processes lie, by job. Filesystems that have no one
+    behind them who could fail (NOT_PROBED), `/` and what an ordinary user serves are left out. A process that ended, or
+    that may not be looked into, adds nothing."""
     own = read_mounts()
     tables: dict[str, tuple[Mount, ...]] = {_namespace("self"): own}
     found: dict[str, dict[str, None]] = {}
@@ -108,27 +102,18 @@ def open_paths(pid: int) -> dict[str, None]:
 
 
 def points_of(paths: Iterable[str], table: tuple[Mount, ...], own: tuple[Mount, ...]) -> list[str]:
-    """Mount points in `own` of the filesystems that `paths` lie on, as `table`, that of the process, has them.
-
-    A container mounts a directory of a filesystem elsewhere: there its source and type say which one of `own` it is.
-    """
-    sources, by_point = _by_source(own), {mount.point: mount for mount in table}
+    """Mount points in `own` of the filesystems that `paths` lie on, as `table`, that of the process, has them. A
+    container mounts a directory of a filesystem elsewhere: there its source and type say which one of `own` it is."""
+    sources = _by_source(own)
     found: dict[str, None] = {}
     for directory in {os.path.dirname(path) for path in paths}:
-        mount = _mount_of(directory, by_point)
+        mount = mount_of(directory, table)
         if mount is None or mount.fs_type in NOT_PROBED or mount.owner is not None:
             continue
         point = mount.point if mount in own else sources.get((mount.fs_type, mount.device))
         if point is not None and point != "/":
             found[point] = None
     return sorted(found)
-
-
-def _mount_of(directory: str, by_point: Mapping[str, Mount]) -> Mount | None:
-    """As mounts.mount_of, for many directories and a node with hundreds of mounts: of several on one point the last."""
-    while directory not in by_point and len(directory) > 1:
-        directory = os.path.dirname(directory)
-    return by_point.get(directory)
 
 
 def _by_source(mounts: Iterable[Mount]) -> Mapping[tuple[str, str], str]:

@@ -25,9 +25,7 @@ def parse_uids(status: bytes) -> tuple[int, ...]:
 
 def refusal_to_look(uids: tuple[int, ...], shown_uid: int, own: int | None) -> str | None:
     """Why a process with these users is not looked into; None if it is one ordinary user's, or all of it `own`'s.
-
-    `shown_uid` is the owner of its /proc/PID: another one than its user where it may not be dumped.
-    """
+    `shown_uid` is the owner of its /proc/PID: another one than its user where it may not be dumped."""
     if not uids:
         return "whose process it is cannot be read"
     if {*uids, shown_uid} != {uids[0]}:
@@ -37,8 +35,7 @@ def refusal_to_look(uids: tuple[int, ...], shown_uid: int, own: int | None) -> s
 
 
 def read_refusal(pid: int, worker: WorkerState) -> str | None:
-    """Why a living process is not looked into, None if it may be. Reads nothing that blocks. Raises OSError
-    where it has ended."""
+    """Why a living process is not looked into, None if it may be. Never blocks. Raises OSError if it has ended."""
     with open(f"/proc/{pid}/status", "rb") as file:
         uids = parse_uids(file.read(8192))
     return refusal_to_look(uids, os.stat(f"/proc/{pid}").st_uid, worker.own_uid)

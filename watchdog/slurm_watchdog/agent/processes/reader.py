@@ -1,41 +1,35 @@
 """The processes of all jobs on this node, in every tick, from /proc.
 
 In the loop only stat, status, schedstat, cgroup, io, wchan, syscall and links of descriptors are read, and of new
-processes only what cannot block (see process_table). All else is asked of the `identify` child (see
-identities).
+processes only what cannot block (proc.table). All else is asked of the child `identify` (processes.identity_cache).
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads
 from slurm_watchdog.agent.proc.entry import HANGS, LASTING_STATES, NEVER_SWITCHED_TO, Entry, Key, ProcessFacts
-from slurm_watchdog.agent.proc.files import Files, read_file, read_runnable_s
+from slurm_watchdog.agent.proc.files import Files, read_runnable_s
 from slurm_watchdog.agent.proc.job_membership import assign
 from slurm_watchdog.agent.proc.system_call import (
     BlockedCallHistory,
     describe_blocked,
     is_storage,
-    parse_involuntary,
     parse_io_bytes,
     parse_switches,
 )
 from slurm_watchdog.agent.proc.table import ProcessTable
 from slurm_watchdog.agent.processes.delegated_proc import DelegatedFiles
 from slurm_watchdog.agent.processes.identify import mount_target
-from slurm_watchdog.agent.processes.identity_cache import (
-    MAX_IDENTIFICATIONS,
-    Identities,
-    UnidentifiedProcess,
-)
+from slurm_watchdog.agent.processes.identity_cache import MAX_IDENTIFICATIONS, Identities, UnidentifiedProcess
 from slurm_watchdog.agent.processes.report_rows import ORDER
-from slurm_watchdog.agent.workers.become_user import CAP_SYS_PTRACE, parse_capabilities
+from slurm_watchdog.agent.workers.become_user import CAP_SYS_PTRACE, capabilities
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.base.mounts import Mount
@@ -49,8 +43,7 @@ from slurm_watchdog.model.observations import BY_SLURM, Blocked, Process, Role
 # would cost a seventh of a core. That one of the crowd is there is seen whenever /proc is listed; that it hangs, when
 # its turn comes: then it is watched like a rank.
 
-HELPERS_OF_JOB = 256
-"""Of one job on this node, looked at in every tick: four times what a report names (report_rows.HELPERS_OF_JOB)."""
+HELPERS_OF_JOB = 256  # Of one job on this node, looked at in every tick: four times what a report names.
 WATCHED = 4096  # Of all jobs on this node: twice what a report names.
 RECONSIDER_EVERY = 120
 """Ticks, ten minutes, after which the crowd is chosen again, for there may be room again. Who leaves it
@@ -58,8 +51,7 @@ sooner: one that hangs, or changes."""
 
 
 def pick_crowd(mine: Iterable[Entry], before: Container[int] = ()) -> set[int]:
-    """The members of jobs (`mine`) that are one of a crowd, by pid. `before`: those that were watched, who
-    stay so where there is room."""
+    """Those of the members of jobs that are a crowd, by pid. `before`: who was watched stays so if there is room."""
     rows = list(mine)
     if len(rows) <= HELPERS_OF_JOB:
         return set()
@@ -84,14 +76,11 @@ def pick_crowd(mine: Iterable[Entry], before: Container[int] = ()) -> set[int]:
     return {entry.known.pid for entry in rows if entry.known.pid not in watched}
 
 
-SETTLE_S = 0.15
-"""The loop gives its children this long for answers that improve the present report. It never waits for more."""
+SETTLE_S = 0.15  # Children have this long for answers that improve the present report; the loop never waits for more.
 OTHERS_EVERY = 3  # Ticks between two looks at the system call of a process that is no rank and not in D.
 SWITCHES_EVERY = 12  # Ticks between two looks at the context switches of a rank, and at how long it has run.
-MAX_DIRECTORIES = 8
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 MAX_ERROR_FILES = 256  # Of a job: a launcher that starts its ranks again names new ones.
-"""Of checkpoints, for one job."""
 
 
 @dataclass
@@ -106,8 +95,7 @@ class ProcessReader:
     """DelegatedFiles where this process may not read what other users' threads do, and a helper does it."""
     ours: frozenset[int] = frozenset()  # The agent and its children, by pid.
     problem: str | None = None  # What this agent may not see, in a sentence.
-    owners: Mapping[str, int] = field(default_factory=dict)
-    """The jobs that Slurm has here, as the controller has said, and whose they are (JobsHere.owners)."""
+    owners: Mapping[str, int] = field(default_factory=dict)  # The jobs that Slurm has here, and whose (JobsHere).
     read_seats: Callable[[], Mapping[str, Mapping[int, WorkerRank]]] = dict
     """Of each job whose log says it: pid, as the job sees it -> rank."""
     crowd: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -121,7 +109,7 @@ class ProcessReader:
     def __post_init__(self) -> None:
         self.table = ProcessTable(self.files, spawner=self.probes.spawner_pid)
         self.identities = Identities(self.probes, self.table)
-        self._may_look = may_look_into_all(read_file("/proc/self/status"))
+        self._may_look = bool(capabilities() >> CAP_SYS_PTRACE & 1)
         self.threads = BlockedThreads(self.machine, self.files.read)
         if isinstance(self.files, DelegatedFiles):
             self.threads.read_calls, self.threads.file_of = self.files.read_calls, self.files.file_of
@@ -179,22 +167,19 @@ class ProcessReader:
         return None
 
     def environ_of(self, job_id: str) -> Mapping[str, str]:
-        """What some process of the job's owner has in its environment (the variables of jobs.ENVIRONMENT);
-        empty if nothing is known."""
-        for entry in self.mine:
-            environ = entry.known.environ or {}
-            if self._speaks_for(entry, job_id) and "SLURM_JOB_ID" in environ:
-                return environ
-        return {}
+        """The known variables of some process of the job's owner; empty if nothing is known."""
+        found = (entry.known.environ or {} for entry in self._speakers_of(job_id))
+        return next((environ for environ in found if "SLURM_JOB_ID" in environ), {})
 
-    def _speaks_for(self, entry: Entry, job_id: str) -> bool:
-        """Whether what a process says about itself counts for the job: the owner's, and no program of
-        someone else's."""
-        member, known = entry.member, entry.known
-        if member is None or member.job_id != job_id or known.foreign:
-            return False
+    def _speakers_of(self, job_id: str, ranks: bool = False) -> Iterator[Entry]:
+        """Processes (or ranks alone) that speak for the job: the owner's, in no one else's program."""
         owner = self.owners.get(job_id)
-        return known.uid == owner if owner is not None else member.by == BY_SLURM
+        for entry in self.mine:
+            member, known = entry.member, entry.known
+            if member is None or member.job_id != job_id or known.foreign or (ranks and member.role is not Role.RANK):
+                continue
+            if known.uid == owner if owner is not None else member.by == BY_SLURM:
+                yield entry
 
     def details_of(self, pid: int, start_ticks: int) -> ProcessFacts | None:
         """What was learnt of a process when it was met; None if it is gone."""
@@ -202,29 +187,21 @@ class ProcessReader:
         return entry.known if entry is not None else None
 
     def checkpoint_directories_of(self, job_id: str) -> tuple[str, ...]:
-        """Those that command lines of the job's ranks name, each once, at most MAX_DIRECTORIES; whether they
-        exist, no one looked."""
-        found: dict[str, None] = {}
-        for entry in self.mine:
-            if self._speaks_for(entry, job_id) and entry.member and entry.member.role is Role.RANK:
-                found |= dict.fromkeys(entry.known.checkpoint_directories)
-        return tuple(found)[:MAX_DIRECTORIES]
+        """Those that command lines of the job's ranks name, each once."""
+        named = (path for entry in self._speakers_of(job_id, ranks=True) for path in entry.known.checkpoint_directories)
+        return tuple(dict.fromkeys(named))
 
     def working_directory_of(self, job_id: str) -> str | None:
         """Where the job's lowest rank on this node was started; None while that is not known."""
         ranks = [
             (entry.member.rank or 0, entry.known.cwd)
-            for entry in self.mine
-            if self._speaks_for(entry, job_id)
-            and entry.member is not None
-            and entry.member.role is Role.RANK
-            and entry.known.cwd
+            for entry in self._speakers_of(job_id, ranks=True)
+            if entry.member is not None and entry.known.cwd
         ]
         return min(ranks)[1] if ranks else None
 
     def _assign(self, all_again: bool, seats: Mapping[str, Mapping[int, WorkerRank]]) -> None:
-        """Who belongs where. Of a crowd, those with descendants aside, that was decided before,
-        unless `all_again`."""
+        """Who belongs where. Of a crowd, that was decided before unless `all_again`, those with descendants aside."""
         entries = self.table.entries
         watched = {entry.known.pid for entry in self.mine if not entry.crowd}
         for entry in entries.values():
@@ -244,27 +221,25 @@ class ProcessReader:
         for pid in pick_crowd(members, watched):
             entries[pid].crowd = True
         self.mine = [entry for entry in members if not entry.crowd]
-        ranks = [entry.known.pid for entry in self.mine if entry.member and entry.member.role is Role.RANK]
-        self.files.keep(
-            path
-            for pid in ranks
-            for path in (f"/proc/{pid}/stat", f"/proc/{pid}/task/{pid}/syscall", f"/proc/{pid}/io")
-        )
         self._note_error_files()
         self.problem = self._what_is_hidden()
         self.table.changed = False
 
     def _note_error_files(self) -> None:
         """Who is gone is asked about, too; of jobs that no one has here any more nothing is kept."""
-        here = {entry.member.job_id for entry in self.mine if entry.member is not None} | self.owners.keys()
-        self._error_files = {job: files for job, files in self._error_files.items() if job in here}
-        for entry in self.mine:
-            member, path = entry.member, dict(entry.known.settings).get(ERROR_FILE, "")
-            if member is None or member.role is not Role.RANK or not path.startswith("/"):
-                continue
-            files = self._error_files.setdefault(member.job_id, {})
-            if self._speaks_for(entry, member.job_id) and (len(files) < MAX_ERROR_FILES or path in files):
-                files[path] = member.rank
+        here = {entry.member.job_id for entry in self.mine if entry.member is not None}
+        kept = here | self.owners.keys()
+        self._error_files = {job: files for job, files in self._error_files.items() if job in kept}
+        for job_id in here:
+            for entry in self._speakers_of(job_id, ranks=True):
+                path = dict(entry.known.settings).get(ERROR_FILE, "")
+                files = self._error_files.setdefault(job_id, {})
+                if (
+                    entry.member is not None
+                    and path.startswith("/")
+                    and (len(files) < MAX_ERROR_FILES or path in files)
+                ):
+                    files[path] = entry.member.rank
 
     def error_files_of(self, job_id: str) -> Mapping[str, int | None]:
         """Into which files the ranks of this job here write why they end, or wrote: path -> rank."""
@@ -342,7 +317,7 @@ class ProcessReader:
                 entry.io_bytes = parse_io_bytes(self.files.read(f"/proc/{pid}/io"))
             if is_rank and (turn % SWITCHES_EVERY == 0 or entry.stat.state in NEVER_SWITCHED_TO):
                 status = self.files.read(f"/proc/{pid}/status")
-                entry.switches = parse_switches(status) + parse_involuntary(status)
+                entry.switches = parse_switches(status) + parse_switches(status, b"non")
             if is_rank and turn % SWITCHES_EVERY == 0:
                 entry.runnable_s = read_runnable_s(pid)
             entry.note_switches(now)
@@ -383,12 +358,6 @@ class ProcessReader:
                 track.guess = mount_target(track.path or "", self.read_mounts())
 
 
-def may_look_into_all(status: bytes) -> bool:
-    """Whether a process with this /proc/PID/status has CAP_SYS_PTRACE: it may read the environment of every
-    other one."""
-    return bool(parse_capabilities(status) >> CAP_SYS_PTRACE & 1)
-
-
 def _with_ancestors(known: dict[int, ProcessFacts], entries: Mapping[int, Entry]) -> dict[int, ProcessFacts]:
     """`known` and its ancestors in the crowd: a job is known by its ancestors."""
     whole = dict(known)
@@ -412,8 +381,7 @@ def _rank_of(track: BlockedCallHistory) -> tuple[bool, float]:
 
 
 class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent knows of the processes of its node: who stood in a call yesterday has stood there since
-    yesterday."""
+    """What an agent knows of the processes of its node, for the one that this process becomes."""
 
     entries: tuple[Entry, ...] = ()
     to_identify: tuple[int, ...] = ()

@@ -16,12 +16,14 @@ import os
 import select
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 
 import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.proc.entry import KERNEL_THREAD, Stat, parse_cgroup, parse_stepd
 from slurm_watchdog.agent.proc.files import (
+    BOOT_ID,
     DEVICES,
     gpu_pattern,
     links_of,
@@ -44,7 +46,6 @@ WAIT_S = 2.0  # After a signal: what has nothing to save ends in milliseconds, a
 SIGNALS = {"term": signal.SIGTERM, "kill": signal.SIGKILL}
 MAX_THREADS = 4096  # Of one process: whose state is read.
 MAX_DEPTH = 100  # Ancestors that are followed upwards.
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _STUCK = "DZTtSRI"  # States, the one that says most about why a process does not end first.
 
 
@@ -59,10 +60,8 @@ class NotEndedError(Exception):
 
 
 def end_process(request: SignalProcess, worker: WorkerState) -> ProcessEnd:
-    """Sends the signal of an EndProcess command (`look`: none) if all that the command says still holds.
-
-    Raises OSError where the kernel gives no handle on processes (before Linux 5.3): then nothing is ever sent.
-    """
+    """Sends the signal of an EndProcess command (`look`: none) if all that the command says still holds. Raises OSError
+    where the kernel gives no handle on processes (before Linux 5.3): then nothing is ever sent."""
     return end(msgspec.convert(request, ProcessToEnd, from_attributes=True), request.how)
 
 
@@ -100,19 +99,13 @@ def _end(handle: int, wanted: ProcessToEnd, how: str, wait_s: float) -> ProcessE
         return ProcessEnd(gone=True)
     except PermissionError as error:
         return replace(seen, refusal=f"it may not be signalled from here: {describe(error)}")
-    gone = _has_ended(handle, wait_s)
-    return ProcessEnd(gone=True, sent=True) if gone else _after(handle, wanted)
-
-
-def _after(handle: int, wanted: ProcessToEnd) -> ProcessEnd:
-    """A process that has got a signal, and is there: whether it has let go of its GPU says the next look."""
-    seen = _read_state(handle, wanted)
-    return replace(seen, sent=True, released=False)
+    if _has_ended(handle, wait_s):
+        return ProcessEnd(gone=True, sent=True)
+    return replace(_read_state(handle, wanted), sent=True, released=False)  # whether it let go says the next look
 
 
 def _has_ended(handle: int, wait_s: float = 0.0) -> bool:
-    """Whether the process of this handle has ended, its last thread too; one that waits for its parent's look
-    counts as ended."""
+    """Whether the process of this handle has ended, its last thread too; a zombie counts as ended."""
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     return bool(poll.poll(wait_s * 1000))
@@ -134,11 +127,8 @@ def _read_state(handle: int, wanted: ProcessToEnd) -> ProcessEnd:
 
 
 def _has_let_go(wanted: ProcessToEnd, state: str) -> bool:
-    """Whether it has files open, and no GPU among them.
-
-    Of one that is ending the kernel shows no files, while the driver may not have let go of the memory yet:
-    that is not it.
-    """
+    """Whether it has files open, and no GPU among them. Of one that is ending the kernel shows no files, while the
+    driver may not have let go of the memory yet: that is not it."""
     try:
         count, minors = held(wanted)
     except OSError:
@@ -176,8 +166,7 @@ def _most_stuck(pid: int) -> tuple[str, str]:
 
 
 def check(wanted: ProcessToEnd) -> None:
-    """Whether this process may get a signal, by what /proc says at this moment. Raises NotEndedError,
-    OSError, ValueError."""
+    """Whether this process may get a signal, by /proc at this moment. Raises NotEndedError, OSError, ValueError."""
     stat = read_stat(wanted.pid)
     if stat.start_ticks != wanted.start_ticks:
         raise NotEndedError("its number belongs to another process by now")
@@ -217,8 +206,9 @@ def _check_place(wanted: ProcessToEnd, cgroup: str) -> None:
         return
     for pid in processes:
         step = _step_above(pid, processes, steps)
-        if step is not None and wanted.uid in _uids_or_none(pid):
-            raise NotEndedError(f"its user has job {steps[step]} here now, which may be using it")
+        with suppress(OSError, ValueError):  # it ended
+            if step is not None and wanted.uid in _uids(pid):
+                raise NotEndedError(f"its user has job {steps[step]} here now, which may be using it")
 
 
 def _processes() -> Iterator[tuple[int, Stat]]:
@@ -231,8 +221,7 @@ def _processes() -> Iterator[tuple[int, Stat]]:
 
 
 def _steps(processes: dict[int, Stat]) -> Iterator[tuple[int, str | None]]:
-    """Every slurmstepd, and the job it looks after; None if it does not say. Who only calls himself so
-    protects nothing."""
+    """Every real slurmstepd, and the job it looks after; None if it does not say."""
     for pid, stat in processes.items():
         if stat.comm != "slurmstepd" or not _is_slurms(pid):
             continue
@@ -278,10 +267,3 @@ def _uids(pid: int) -> tuple[int, ...]:
     if uids := parse_uids(read_file(f"/proc/{pid}/status")):
         return uids
     raise ValueError("no user is given")
-
-
-def _uids_or_none(pid: int) -> tuple[int, ...]:
-    try:
-        return _uids(pid)
-    except (OSError, ValueError):
-        return ()

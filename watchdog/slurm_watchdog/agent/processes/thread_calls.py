@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 
+from slurm_watchdog.agent.proc.entry import parse_stat
 from slurm_watchdog.agent.proc.files import links_of, read_file
 from slurm_watchdog.agent.proc.system_call import int32, parse_syscall
 from slurm_watchdog.agent.processes.owner import check_process
@@ -55,7 +56,9 @@ def _text(path: str, where: int) -> str:
 
 def _call(pid: int, thread: int, where: int) -> ThreadCall:
     line = _text(f"{thread}/syscall", where)
-    if line.split(" ", 1)[0].encode() in _IDLE and (pid != thread or not _is_in_d(thread, where)):
+    if line.split(" ", 1)[0].encode() in _IDLE and (
+        pid != thread or parse_stat(read_file(f"{thread}/stat", where)).state != "D"
+    ):
         return ThreadCall(line)  # most threads, most of the time
     call = parse_syscall(line.encode("latin-1"))
     if call is None:
@@ -68,11 +71,6 @@ def _call(pid: int, thread: int, where: int) -> ThreadCall:
         except OSError:
             pass  # it was closed meanwhile
     return ThreadCall(line, _text(f"{thread}/wchan", where), _text(f"{thread}/io", where), link)
-
-
-def _is_in_d(thread: int, where: int) -> bool:
-    stat = _text(f"{thread}/stat", where)
-    return stat[stat.rindex(")") + 2 : stat.rindex(")") + 3] == "D"
 
 
 OF_ANYBODY = frozenset({"devices"})

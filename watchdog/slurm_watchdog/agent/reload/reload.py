@@ -1,9 +1,8 @@
 """SIGHUP: the configuration is read again, and taken whole or not at all.
 
-It is checked in a child, by the very program that would start with it (slurm_watchdog.agent.validate_config):
-the loop continues meanwhile. What is taken, is taken by a fresh start of the same process (its number stays),
-which begins with what the one before knew (see slurm_watchdog.agent.reload.reload). Certificates alone take
-no new start.
+It is checked in a child, by the very program that would start with it (slurm_watchdog.agent.validate_config): the loop
+continues meanwhile. What is taken, is taken by a fresh start of the same process (its number stays), which begins with
+what the one before knew (Handover). Certificates alone take no new start.
 """
 
 from __future__ import annotations
@@ -13,13 +12,15 @@ import os
 import subprocess
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.delivery.spool import Waiting
-from slurm_watchdog.agent.processes.jobs_here import JobsMemory
+from slurm_watchdog.agent.gpu.orphan_processes import OrphanMemory
+from slurm_watchdog.agent.logs.open_logs import LogMemory
+from slurm_watchdog.agent.processes.jobs_here import JobsHere
+from slurm_watchdog.agent.processes.reader import ProcessMemory
 from slurm_watchdog.agent.reload.settings import Settings, write_in_memory
 from slurm_watchdog.agent.workers.answer_types import ConfigCheck
 from slurm_watchdog.agent.workers.child import decode, die_with_parent, encode
@@ -36,8 +37,10 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
 
     children: tuple[InheritedWorker, ...] = ()  # Those that had something to do, or hung.
     reports: tuple[Waiting, ...] = ()  # Encoded, and not taken by the controller yet.
-    memories: dict[str, Any] = {}  # What each collector knew, by its name: of the type that its CollectorSpec says.
-    jobs: JobsMemory = JobsMemory()
+    processes: ProcessMemory = ProcessMemory()
+    logs: LogMemory = LogMemory()
+    orphans: OrphanMemory = OrphanMemory()
+    jobs: JobsHere = msgspec.field(default_factory=JobsHere)
     commands: tuple[str, ...] = ()  # Ids of those that were done or refused.
     controller_id: str = ""
 

@@ -58,8 +58,7 @@ def settings_of(config: Config) -> Settings:
 
 
 def write_in_memory(name: str, data: bytes) -> int:
-    """Puts `data` into a file in memory, which a program started by exec inherits; returns its descriptor. Raises
-    OSError."""
+    """Puts `data` into a file in memory, which exec passes on; returns its descriptor. Raises OSError."""
     fd = os.memfd_create(name, 0)
     with open(fd, "wb", closefd=False) as file:
         file.write(data)
@@ -79,18 +78,11 @@ def read_settings(fd: int) -> Settings:
 
 
 def become_agent(
-    settings: Settings,
-    *,
-    once: bool = False,
-    as_json: bool = False,
-    file: str = "",
-    handover: int | None = None,
+    settings: Settings, *, once: bool = False, as_json: bool = False, file: str = "", handover: int | None = None
 ) -> NoReturn:
     """Replaces this process by the agent, a fresh interpreter. Raises OSError if the interpreter cannot be executed.
-
-    `file` is where the settings came from, to be read again at SIGHUP; `handover` a descriptor with what an
-    agent before it knew.
-    """
+    `file` is where the settings came from, to be read again at SIGHUP; `handover` a descriptor with what an agent
+    before it knew."""
     flags = ["--once"] * once + ["--json"] * as_json
     flags += [f"--config={os.path.abspath(file)}"] if file else []
     flags += [f"--handover={handover}"] if handover is not None else []

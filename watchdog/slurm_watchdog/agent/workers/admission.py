@@ -9,16 +9,11 @@ from dataclasses import dataclass, field
 
 from slurm_watchdog.agent.workers.worker import Worker, group_of
 
-MAX_WORKERS = 48
-"""A node has a handful of mounts and users; more children than this would be an attack on the node by the watchdog."""
-MAX_HUNG_OF_GROUP = 8
-"""And so many about one mount, or of one kind: the ninth process whose memory is locked would teach nothing new."""
-MAX_HUNG_OF_USER = 4
-"""Children that are one user and hang, or have not answered anything yet: whatever he mounts or locks, the
-others are served."""
+MAX_WORKERS = 48  # A node has a handful of mounts and users; more children would be an attack on the node.
+MAX_HUNG_OF_GROUP = 8  # And so many about one mount, or of one kind: the ninth would teach nothing new.
+MAX_HUNG_OF_USER = 4  # Children that are one user and hang, or have not answered anything yet: the others are served.
 MAX_OF_USER = 12  # Children that are one user: one for each mount with his files.
-KEPT_FREE = 12
-"""Places that no child of a user takes: for who identifies processes, reads stacks, GPUs and the kernel's log."""
+KEPT_FREE = 12  # Places that no child of a user takes: for who identifies, reads stacks, GPUs and the kernel's log.
 LIMITED_S = 60.0  # So long it is said that a user was limited.
 
 
@@ -67,8 +62,7 @@ class Admission:
         return bool(idle)
 
     def limited_users(self, now: float) -> dict[int, int]:
-        """Users who were refused a child in the last minute, with how many of theirs hang. May be called from
-        any thread."""
+        """Users who were refused a child in the last minute, with how many of theirs hang. For any thread."""
         waiting = Counter(worker.uid for worker in list(self.workers.values()) if worker.hung)
         return {uid: waiting[uid] for uid, at in list(self._limited.items()) if now - at < LIMITED_S and waiting[uid]}
 

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.links import Link
-from slurm_watchdog.model.observations import CallTarget, Checkpoint, Event, GpuHealth, LogFile
+from slurm_watchdog.model.observations import CallTarget, Checkpoint, Event, Gpu, GpuHealth, LogFile
 from slurm_watchdog.model.supervisor import SupervisorStatus
 
 
@@ -21,16 +21,14 @@ class IdentifiedProcess(Struct):
     pid: int
     start_ticks: int | None = None
     uid: int | None = None  # Its real user.
-    environ: dict[str, str] | None = None
-    """The variables of knowledge.launchers.ENVIRONMENT; None: it ended meanwhile, or may not be read."""
+    environ: dict[str, str] | None = None  # knowledge.launchers.ENVIRONMENT; None: ended, or not to be read.
     exe: str = ""
     title: str = ""  # Of a slurmstepd.
     cwd: str = ""  # This and the fields below: of what may hold a rank.
     settings: dict[str, str] = msgspec.field(default_factory=dict)
     checkpoint_directories: tuple[str, ...] = ()
     collective_timeout: tuple[float, bool] | None = None  # Seconds, and whether they are only assumed.
-    foreign: bool = False
-    """It is not one ordinary user's through and through, so nothing was read of it (agent.processes.owner)."""
+    foreign: bool = False  # It is not one ordinary user's, so nothing was read of it (agent.processes.owner).
     denied: bool = False  # The kernel refused a file of it; otherwise it has ended.
     error: str | None = None
 
@@ -142,74 +140,37 @@ class CheckpointMemory(Struct):
     size: KnownSize | None = None
 
 
-class ScannedDirectory(Checkpoint):
-    """One directory of checkpoints: its newest complete one, and the one that is being written."""
+class ScannedPlace(Checkpoint):
+    """A directory of checkpoints with its newest complete one and the one that is being written; a tracker with its
+    step; or a file whose changes are progress."""
 
     memory: CheckpointMemory | None = None
-    moved: str | None = None  # Where the directory lies, if that is another mount: then nothing was read.
+    moved: str | None = None  # Where the place lies, if that is another mount: then nothing was read.
     was_read: bool = False
-    at_ns: int = 0  # When `path` was complete, by the filesystem's clock.
-
-
-class ScannedTracker(Struct):
-    """A tracker file that says a step."""
-
-    job: str
-    path: str
-    step: int
-    age_s: float
-
-
-class ScannedClock(Struct):
-    """A file whose changes are progress."""
-
-    job: str
-    path: str
-    moved: str | None = None
-    at_ns: int | None = None  # None: there is nothing yet, or it may not be read.
-    size_bytes: int | None = None
-
-
-class ScannedCheckpoints(Struct):
-    """All that one child was asked about."""
-
-    directories: tuple[ScannedDirectory, ...] = ()
-    trackers: tuple[ScannedTracker, ...] = ()
-    clocks: tuple[ScannedClock, ...] = ()
+    at_ns: int = 0  # When `path` was complete, or the file was changed, by the filesystem's clock; 0: not known.
 
 
 class SupervisorFile(Struct):
-    """What a supervisor says of itself."""
+    """What a supervisor says of itself, or why that cannot be used."""
 
-    status: SupervisorStatus
-    age_s: float  # Since it was written.
+    status: SupervisorStatus | None = None
+    age_s: float = 0.0  # Since it was written.
+    error: str = ""
 
 
 class GpuHealthRow(GpuHealth):
-    """Of one GPU, with the one value that is in NVML's unit."""
+    """Of one GPU, with the one value of the others that is read as seldom."""
 
-    memory_clock_mhz: int | None = None
+    memory_clock_hz: float | None = None
 
 
 GpuProcesses = tuple[tuple[int, int | None], ...]
 """(pid, bytes) of each process that computes; None: NVML does not know how many bytes."""
 
 
-class GpuRow(Struct):
-    """One GPU in NVML's units. None: it does not say."""
+class GpuRow(Gpu):
+    """One GPU, with what is read of it in turn."""
 
-    index: int
-    uuid: str = ""
-    bus_id: str | None = None
-    minor: int | None = None
-    name: str = ""
-    utilization_percent: int | None = None
-    sm_clock_mhz: int | None = None
-    power_mw: int | None = None
-    temperature_c: int | None = None
-    memory_bytes: tuple[int, int] | None = None  # Used, and in all.
-    throttle_mask: int | None = None
-    error: str | None = None
     unreadable: bool = False  # It answered nothing at all.
     processes: GpuProcesses | UnsetType | None = UNSET  # UNSET: it was not its turn; None: NVML refused.
     health: GpuHealthRow | UnsetType | None = UNSET

@@ -1,8 +1,7 @@
 """Turning a child into another user, for good and without anything left of what it could do before.
 
-Root loses its capabilities with its last uid 0. A helper that is no one in particular and holds a few
-capabilities would keep them through the same calls: so they are given up by name, and the kernel is asked
-afterwards.
+Root loses its capabilities with its last uid 0. A helper that is no one in particular and holds a few capabilities
+would keep them through the same calls: so they are given up by name, and the kernel is asked afterwards.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ NOBODY = frozenset({65534, 65535})
 
 
 def parse_min_uid(text: str) -> int:
-    """UID_MIN in the text of /etc/login.defs (see login.defs(5)); 1000, as it is shipped, where that says
-    nothing sensible."""
+    """UID_MIN in the text of /etc/login.defs (login.defs(5)); 1000 where that says nothing sensible."""
     for line in text.splitlines():
         words = line.split()
         if words[:1] == ["UID_MIN"] and len(words) > 1 and words[1].isdecimal() and int(words[1]) >= LEAST_UID:
@@ -86,8 +84,7 @@ def may_become_others() -> bool:
 
 
 def read_overflow_uids() -> frozenset[int]:
-    """What the kernel shows for users that it cannot name (proc(5)): files of another user namespace, a
-    filesystem of 16-bit numbers."""
+    """What the kernel shows for users that it cannot name (proc(5)), such as another namespace's."""
     found = set()
     for name in ("kernel/overflowuid", "fs/overflowuid"):
         try:
@@ -107,16 +104,14 @@ _alone: list[int] = []  # The user of an agent that serves no one else; see serv
 
 
 def serve_alone(uid: int) -> None:
-    """From now on this process, and every child forked after this, reads, writes and signals as `uid` and as
-    no one else: an agent of one person's own (`slurm-watchdog run`, `attach`). Root may be that person, in a
-    container that has no other user: what is root's own is no more than root has already, and no one else's
-    claim counts."""
+    """From now on this process, and every child forked after this, reads, writes and signals as `uid` and as no one
+    else: an agent of one person's own (`slurm-watchdog run`, `attach`). Root may be that person, in a container that
+    has no other user: what is root's own is no more than root has already, and no one else's claim counts."""
     _alone[:] = [uid]
 
 
 def refusal_as(uid: int) -> str | None:
-    """Why nothing is read, written or signalled as `uid`, with or without a helper; None for an ordinary
-    user. The one place that says."""
+    """Why nothing is read, written or signalled as `uid`; None for an ordinary user. The one place that says."""
     if _alone:
         return None if uid in _alone else f"this watchdog serves uid {_alone[0]} alone, and uid {uid} is another user"
     if MIN_UID <= uid <= MAX_UID and uid not in NO_USERS:
@@ -157,10 +152,9 @@ def give_up_capabilities() -> None:
 
 
 def keep_capabilities(kept: Iterable[int]) -> None:
-    """Of what this process may do, at most `kept` is left, here and in the programs that it becomes by exec,
-    for good: in the permitted, inheritable and ambient sets, in the bounding set where the kernel lets us
-    (CAP_SETPCAP), and no program gives more back. Raises OSError.
-    """
+    """Of what this process may do, at most `kept` is left, here and in the programs that it becomes by exec, for good:
+    in the permitted, inheritable and ambient sets, in the bounding set where the kernel lets us (CAP_SETPCAP), and no
+    program gives more back. Raises OSError."""
     mask = sum(1 << each for each in kept) & capabilities()
     _LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     for each in range(CAP_LAST):

@@ -31,22 +31,17 @@ from slurm_watchdog.agent.workers.become_user import become
 from slurm_watchdog.agent.workers.request_types import WorkerState
 from slurm_watchdog.base.os_errors import describe
 
-CPU_S = 5.0
-"""Of CPU time for one request: half of the usual deadline (agent.probe_deadline), and a hundred times what
-the longest look takes."""
+CPU_S = 5.0  # Of CPU time for one request: half of the usual deadline (agent.probe_deadline), far beyond any look.
 CPU_OF_S: Mapping[str, float] = {"dump_stacks": 20.0, "read_gpus": 60.0}
 """64 processes with 4 MiB of JSON each; NVML, whose driver may spend seconds in its first answer, and which
 parses no one's data."""
 KILLED_AFTER_S = 5.0  # More of CPU time before the kernel kills a child in which the exception did not come through.
-ADDRESS_SPACE = 256 << 20
-"""Bytes beyond what the child has when it starts: a look takes some 10 MiB, the largest answer
-(probe_child.MAX_FRAME) some 100."""
+ADDRESS_SPACE = 256 << 20  # Bytes beyond what the child has at its start: a look takes 10 MiB, the largest answer 100.
 UNLIMITED = frozenset({"read_gpus"})  # Driver libraries map address space as they like, and read no user's data.
 
 
 class CpuSpentError(BaseException):
-    """The CPU time of one request is spent, as its text says. No Exception: what a function forgives does not
-    include this."""
+    """The CPU time of one request is spent. No Exception: what a function forgives does not include this."""
 
 
 def forbid_core_files() -> None:
@@ -56,8 +51,7 @@ def forbid_core_files() -> None:
 
 
 def limit_address_space(room: int = ADDRESS_SPACE) -> None:
-    """From now on at most `room` bytes more than this process has mapped now. Where that is not known nothing
-    changes."""
+    """At most `room` bytes more than this process has mapped now. Where that is not known nothing changes."""
     with suppress(ValueError, OSError, IndexError):
         with open("/proc/self/statm", "rb") as file:
             mapped = int(file.read().split()[0]) * resource.getpagesize()
@@ -108,12 +102,10 @@ class Functions(Protocol):
 
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # linux/prctl.h
 MAX_FRAME = 16 * 1024**2
-TRIM_EVERY = 120
-"""Requests of a worker, or ticks of the loop, after which free memory goes back: ten minutes at the usual interval."""
+TRIM_EVERY = 120  # Requests of a worker, or ticks of the loop, after which free memory goes back: ten minutes.
 FIRST_TRIM = 3  # And once soon: what starting took is never taken again.
 _encoder = msgspec.json.Encoder()
-_LIBC = ctypes.CDLL(None, use_errno=True)
-"""Made once, before the fork: each makes a class of its own, in memory that a child would not share."""
+_LIBC = ctypes.CDLL(None, use_errno=True)  # Made once, before the fork: each makes a class of its own.
 
 
 def frame(value: Any) -> bytes:
@@ -170,15 +162,11 @@ def child_main(work: Callable[[], None]) -> None:
 
 
 def spawn_for_ever(
-    control: socket.socket,
-    functions: Functions,
-    parent: int,
-    to_close: Iterable[socket.socket] = (),
+    control: socket.socket, functions: Functions, parent: int, to_close: Iterable[socket.socket] = ()
 ) -> None:
     """The spawner: for each message [key, uid] with one end of a socket it forks a worker that serves this socket.
-
-    `to_close` are the parent's alone: as long as anybody else holds them, who is at their other ends hears of no end.
-    """
+    `to_close` are the parent's alone: as long as anybody else holds them, who is at their other ends hears of no
+    end."""
     for each in to_close:
         each.close()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -282,8 +270,7 @@ def _call(
 
 def give_back_memory() -> None:
     """Returns what malloc holds free in between. Large answers among small values that stay leave holes, and with the
-    holes the loop grew by 2 MiB in a day while what it knows did not; with this, not at all. Costs some 0.1 ms.
-    """
+    holes the loop grew by 2 MiB in a day while what it knows did not; with this, not at all. Costs some 0.1 ms."""
     trim = getattr(_LIBC, "malloc_trim", None)  # glibc's alone
     if trim is not None:
         trim(0)

@@ -29,7 +29,6 @@ from slurm_watchdog.agent.workers.worker import (
     CallThen,
     InheritedWorker,
     OnPart,
-    Silence,
     Value,
     Worker,
     call_back,
@@ -42,6 +41,7 @@ from slurm_watchdog.agent.workers.worker import (
     read_into,
     start_of,
     to_inherited,
+    watch_at_work,
     why_given_up,
     why_silent,
 )
@@ -52,9 +52,7 @@ from slurm_watchdog.model.observations import HungProbe
 
 log = logging.getLogger(__name__)
 
-PAUSE_S = 5.0
-"""Beyond a request's deadline: an agent that has not looked for so long was stopped itself, and its children
-with it perhaps."""
+PAUSE_S = 5.0  # Beyond a request's deadline: an agent that has not looked for so long was stopped itself.
 GRACE_S = 1.0
 LOOK_S = 5.0  # Deadline of one look at a child of the helper.
 
@@ -71,12 +69,10 @@ class WorkerPool:
         helped: Collection[str] = (),
         inherited: Iterable[InheritedWorker] = (),
     ):
-        """Forks the spawner: to be made before any thread. `functions` are what workers can do, by name.
-
-        Those in `helped` are done by children of the `helper`, if there is one: the same workers, with its
-        rights. `inherited` are the children of the agent that this process was before: each is waited for, and
-        not replaced until it has answered or ended.
-        """
+        """Forks the spawner: to be made before any thread. `functions` are what workers can do, by name. Those in
+        `helped` are done by children of the `helper`, if there is one: the same workers, with its rights. `inherited`
+        are the children of the agent that this process was before: each is waited for, and not replaced until it has
+        answered or ended."""
         self.helper = helper
         self._helped = frozenset(helped) if helper is not None else frozenset[str]()
         self.read_clock = read_clock
@@ -89,7 +85,6 @@ class WorkerPool:
         former = [from_inherited(each, read_clock()) for each in inherited]
         self._spawner = Spawner(functions, [each.sock for each in former])
         self.spawner_pid = self._spawner.pid
-        self._silence = Silence(self._ask_for_call if helper is not None else None)
         self._admission = Admission(self._workers, max_workers, self._drop)
         self._waiter = Waiter()
         self._waiter.watch(self._spawner.fileno())
@@ -138,10 +133,8 @@ class WorkerPool:
         return number
 
     def poll(self, now: float) -> set[int]:
-        """Delivers all answers that are there, and one with `timed_out` for each deadline that has just passed.
-
-        Returns the numbers of the requests that are thereby done. What a `then` raises is logged, and no more.
-        """
+        """Delivers all answers that are there, and one with `timed_out` for each deadline that has just passed. Returns
+        the numbers of the requests that are thereby done. What a `then` raises is logged, and no more."""
         done: set[int] = set()
         for fd in self._waiter.wait(0.0):
             worker = self._by_fd.get(fd)
@@ -153,7 +146,7 @@ class WorkerPool:
                 self._starter.disconnect_helper("it has ended the connection")  # it says nothing else
         for worker in list(self._workers.values()):
             if worker.request is not None:
-                self._silence.look_at(worker, now)
+                watch_at_work(worker, now, None if self.helper is None else self._ask_for_call)
                 if now >= worker.deadline and not worker.hung:
                     self._miss_deadline(worker, now, done)
                 elif worker.hung and (why := why_given_up(worker, now)) is not None:
@@ -165,10 +158,8 @@ class WorkerPool:
         return done
 
     def settle(self, seconds: float, requests: Iterable[int]) -> None:
-        """Waits at most `seconds` for the answers of `requests`, delivering all that come.
-
-        Ask all that is to be asked first, and settle once for all: the children then work at the same time.
-        """
+        """Waits at most `seconds` for the answers of `requests`, delivering all that come. Ask all that is to be asked
+        first, and settle once for all: the children then work at the same time."""
         wanted = set(requests)
         end = self.read_clock() + seconds
         while True:
@@ -185,8 +176,7 @@ class WorkerPool:
         return worker is None or worker.request is None
 
     def hung_since(self, key: str, now: float) -> float | None:
-        """For how many seconds the hung worker of `key` has been waiting; None if it is not hung, or was
-        never started."""
+        """For how many seconds the hung worker of `key` has been waiting; None if it is not hung, or never started."""
         worker = self._workers.get(key)
         return now - worker.asked_at if worker is not None and worker.hung and worker.born else None
 
@@ -230,12 +220,9 @@ class WorkerPool:
             raise SpawnerDied("the process that starts the agent's children has ended")
 
     def rename(self, key: str, new_key: str) -> bool:
-        """Sets the hung worker of `key` aside as `new_key`: still reported, idle, ended when it answers.
-
-        `key` gets a fresh worker with the next `ask`. False, with nothing changed, if the worker is not hung,
-        if one that is busy or hung has that name already, or if too many hang: then `key` stays hung, and costs
-        no further child.
-        """
+        """Sets the hung worker of `key` aside as `new_key`: still reported, idle, ended when it answers. `key` gets a
+        fresh worker with the next `ask`. False, with nothing changed, if the worker is not hung, if one that is busy or
+        hung has that name already, or if too many hang: then `key` stays hung, and costs no further child."""
         worker = self._workers.get(key)
         if worker is None or not (worker.hung and worker.born) or not self.is_free(new_key):
             return False

@@ -23,7 +23,7 @@ from slurm_watchdog.agent.workers.answer_types import (
     Listeners,
     LogEnd,
     ResolvedCall,
-    ScannedCheckpoints,
+    ScannedPlace,
     SupervisorFile,
     ThreadFacts,
 )
@@ -31,18 +31,20 @@ from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.base.structs import dataclass_transform  # type: ignore[attr-defined]
 from slurm_watchdog.model.collective_records import RasAnswer
 from slurm_watchdog.model.evidence import FoundFile, ProcessStack, ProcessState
-from slurm_watchdog.model.kill_switch import MAX_FIELD
+from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, MAX_FIELD, MAX_PATH, RUN_NAME
 from slurm_watchdog.model.observations import MountProbe, Process
 from slurm_watchdog.model.protocol import ProcessEnd
-
-MAX_PATH = 4096  # linux/limits.h
 
 Pid = Annotated[int, Meta(ge=1, le=2**22)]  # PID_MAX_LIMIT, linux/threads.h
 Ticks = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, Meta(ge=0.0, le=600.0)]
 Word = Annotated[str, Meta(max_length=256)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
-Path = Annotated[str, Meta(min_length=1, max_length=MAX_PATH)]
+Node = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")]
+Path = Annotated[str, Meta(pattern=r"^/[^\0]*\Z", max_length=MAX_PATH - 1)]
+HomePath = Annotated[str, Meta(pattern=r"^~?/[^\0]*\Z", max_length=MAX_PATH - 1)]
+SwitchBase = Annotated[str, Meta(pattern=rf"^{KILL_SWITCH_BASE}\Z")]
+Run = Annotated[str, Meta(pattern=rf"^{RUN_NAME.pattern}\Z")]
 Pattern = Annotated[str, Meta(max_length=2048)]
 Field = Annotated[str, Meta(max_length=MAX_FIELD)]
 Value = TypeVar("Value")
@@ -114,8 +116,7 @@ class ListOpenMounts(Request[dict[str, list[str]]]):
 
 
 class ReadSharedMemory(Request[list[tuple[int, int] | None]]):
-    """Processes; the answer has of each (bytes in use, size) of a /dev/shm of its own, in the same order, None where it
-    has none."""
+    """Processes; the answer has (bytes in use, size) of a /dev/shm of its own, in the same order, or None."""
 
     task = "read_shared_memory"
     pids: Annotated[list[Pid], Meta(max_length=64)]
@@ -153,12 +154,10 @@ class LastKernelLines(Request[list[str]]):
     """The end of the kernel's log."""
 
     task = "last_kernel_lines"
-    path: Path
 
 
 class SignalProcess(Request[ProcessEnd]):
-    """One process that outlived its job on a GPU: see slurm_watchdog.agent.processes.terminate, which
-    believes none of it."""
+    """One process that outlived its job on a GPU; processes.terminate believes none of it."""
 
     task = "end_process"
     pid: Pid
@@ -174,8 +173,8 @@ class SignalProcess(Request[ProcessEnd]):
 class SwitchDirectory(Request[None]):
     """The directory of a kill switch: `name` below `base`."""
 
-    base: Path
-    name: Name
+    base: SwitchBase
+    name: Run
 
 
 class PrepareDirectory(SwitchDirectory):
@@ -223,7 +222,7 @@ class FindFiles(Request[list[FoundFile]]):
     """Core files, Flight Recorder dumps and error files of a job."""
 
     task = "find_files"
-    files: Annotated[list[tuple[Path, int | None, float]], Meta(max_length=1024)]
+    files: Annotated[list[tuple[HomePath, int | None, float]], Meta(max_length=1024)]
     """(path, rank, seconds that it may be old) of dumps."""
     uid: int
     max_bytes: Annotated[int, Meta(ge=0, le=8 << 20)]  # Of all dumps together, compressed.
@@ -241,8 +240,7 @@ class FindListeners(Request[Listeners]):
     """Whether processes of a job listen on a TCP port of this node, and they alone."""
 
     task = "find_listeners"
-    processes: Annotated[list[tuple[Pid, Ticks]], Meta(max_length=1024)]
-    """(pid, start ticks) of all the job's processes here."""
+    processes: Annotated[list[tuple[Pid, Ticks]], Meta(max_length=1024)]  # (pid, start ticks) of all here.
     port: Annotated[int, Meta(ge=1, le=65535)]
 
 
@@ -255,17 +253,19 @@ class AskRas(Request[RasAnswer]):
     deadline_s: Seconds = 12.0  # For the whole talk: RAS itself gives the other processes 5 s.
 
 
-class ScanCheckpoints(Request[ScannedCheckpoints]):
-    """The newest checkpoint in each directory; (job, path) of trackers and of files that change with progress."""
+PlaceKind = Literal["directory", "tracker", "clock"]
+"""A directory of checkpoints, a file that says a step, a file that changes with progress."""
+
+
+class ScanCheckpoints(Request[list[ScannedPlace]]):
+    """Places on one mount; the answer is in the same order."""
 
     task = "scan_checkpoints"
     mount: Path
     others: Annotated[list[Path], Meta(max_length=4096)]  # Mount points below it: nothing there is touched.
     budget_s: Seconds
-    directories: Annotated[list[tuple[Word, Path, CheckpointMemory | None]], Meta(max_length=64)]
-    """(job, directory, what the last scan gave back)."""
-    trackers: Annotated[list[tuple[Word, Path]], Meta(max_length=64)]
-    clocks: Annotated[list[tuple[Word, Path]], Meta(max_length=64)] = []
+    places: Annotated[list[tuple[PlaceKind, Word, Path, CheckpointMemory | None]], Meta(max_length=64)]
+    """(kind, job, path, what the last scan of a directory gave back)."""
 
 
 class ProbeDirectory(Request[MountProbe]):
@@ -275,23 +275,23 @@ class ProbeDirectory(Request[MountProbe]):
     directory: Path
     mount: Path
     write: bool
-    node: Name
+    node: Node
 
 
-class ReadSupervisor(Request[SupervisorFile | None]):
-    """The status of the supervisor of a run, in the directory `name` below `base`; None: there is none."""
+class ReadSupervisors(Request[dict[str, SupervisorFile]]):
+    """What supervisors have written in the directories `names` below `base`; the answer has those that are there."""
 
-    task = "read_supervisor"
-    base: Path
-    name: Name
+    task = "read_supervisors"
+    base: SwitchBase
+    names: Annotated[list[Run], Meta(max_length=512)]
 
 
 class KillSwitch(Request[None]):
     """A kill switch: its line is composed of these values by the child, and never handed to it."""
 
     path: Path
-    node: Name
-    by: Field
+    node: Node
+    by: Annotated[str, Meta(min_length=1, max_length=MAX_FIELD)]
     why: Field
     incident: Field
     decision: Field
@@ -369,8 +369,7 @@ class ReadGpus(Request[GpuReading]):
 
 
 class CheckConfig(Request[ConfigCheck]):
-    """Whether the configuration in `file` can take the place of the `running` one, JSON of
-    slurm_watchdog.agent.reload.settings.Settings."""
+    """Whether the configuration in `file` can replace the `running` one (JSON of reload.settings.Settings)."""
 
     task = "check_config"
     file: Path

@@ -135,8 +135,7 @@ class Spawner:
         return self._control.fileno()
 
     def start(self, key: str, uid: int, fd: int) -> None:
-        """Asks for a worker behind the socket `fd`. Raises OSError if it can't be asked now, SpawnerDied if
-        it never can be again."""
+        """Asks for a worker behind the socket `fd`. Raises OSError if it can't be asked now, SpawnerDied for good."""
         try:
             socket.send_fds(self._control, [encode([key, uid])], [fd])
         except (BrokenPipeError, ConnectionError) as error:
@@ -158,9 +157,7 @@ class Starter:
     def __init__(self, spawner: Spawner, helper: HelperLink | None, waiter: Waiter):
         """`waiter` watches the connection to the helper, too."""
         self._spawner, self._helper, self._waiter = spawner, helper, waiter
-        self.problem = ""
-        """Why no child can be started now: out of descriptors, the spawner is stopped, or as a child has said
-        itself."""
+        self.problem = ""  # Why no child can be started now.
 
     def start(self, key: str, uid: int, now: float, helped: bool) -> socket.socket | None:
         """Our end of a new child's socket; None, with `problem`, if it can't be asked for. Raises SpawnerDied."""

@@ -39,8 +39,7 @@ class Look:
 
 
 def look_at(pid: int, start_ticks: int, now: float) -> Look:
-    """State and CPU time, which everybody may read, and the call, which only some may. Never blocks (see
-    process_table)."""
+    """State and CPU time, which everybody may read, and the call, which only some may. Never blocks."""
     try:
         stat = read_stat(pid)
     except (OSError, ValueError):
@@ -150,11 +149,9 @@ class Worker:
     start_ticks: int = -1  # Its own, as it has reported; 0 and -1: not known.
     helped: bool = False  # It is a child of the helper.
     first_look: Look | None = None
-    last_look: Look | None = None
-    """What it does instead of answering: the first look in its present call, and the newest."""
+    last_look: Look | None = None  # What it does instead of answering: in its present call first, and now.
     looked_at: float = 0.0  # When the newest look was taken, which the helper may not have completed yet.
-    running: int = 0
-    """Looks in a row in which it was running or waiting for a CPU: one alone is also that of a driver that polls."""
+    running: int = 0  # Looks in a row in which it was running: one alone is also that of a driver that polls.
     proven: bool = False  # It has answered, so children can be started.
     then: Then | None = None
     on_part: OnPart | None = None
@@ -266,31 +263,25 @@ def call_back(key: str, to: Callable[[Any], None] | None, value: Any) -> None:
 
 STARVED_LOOKS = 3  # In a row, before a hung child counts as one without CPU: with a second between them.
 RESTED_S = 5.0  # A hung child is left so long after its deadline before it counts as one without CPU.
-LOOK_AT_CHILDREN = "look:children"
-"""The child that reads, for an agent without rights, the calls of the helper's children."""
+LOOK_AT_CHILDREN = "look:children"  # Reads, for an agent without rights, the calls of the helper's children.
 
 CallThen = Callable[[Answer[list[ThreadFacts | None]]], None]
 AskForCall = Callable[[int, CallThen, float], object]
 """Given a pid, what to do with the answer, and now: requests the call in which that process is."""
 
 
-@dataclass(frozen=True)
-class Silence:
-    """Looks at children that are at work."""
-
-    ask_for_call: AskForCall | None  # None: this agent sees the calls of all its children by itself.
-
-    def look_at(self, worker: Worker, now: float) -> None:
-        """One look at a child that has been at work for a while; what only the helper may see of it is asked for."""
-        if not worker.born or worker.pid <= 0 or now - max(worker.looked_at, worker.asked_at) < APART_S:
-            return
-        worker.looked_at = now
-        look = look_at(worker.pid, worker.start_ticks, now)
-        seen = look.call or look.state not in ("D", "S")
-        if seen or self.ask_for_call is None or worker.key == LOOK_AT_CHILDREN:
-            record_look(worker, look)
-        else:  # in a call that only the helper may see: a look without it would count as another call
-            self.ask_for_call(worker.pid, partial(_apply_call, worker, worker.request, look), now)
+def watch_at_work(worker: Worker, now: float, ask_for_call: AskForCall | None) -> None:
+    """One look at a child that has been at work for a while; what only the helper may see of it is asked for.
+    `ask_for_call` None: this agent sees the calls of all its children by itself."""
+    if not worker.born or worker.pid <= 0 or now - max(worker.looked_at, worker.asked_at) < APART_S:
+        return
+    worker.looked_at = now
+    look = look_at(worker.pid, worker.start_ticks, now)
+    seen = look.call or look.state not in ("D", "S")
+    if seen or ask_for_call is None or worker.key == LOOK_AT_CHILDREN:
+        record_look(worker, look)
+    else:  # in a call that only the helper may see: a look without it would count as another call
+        ask_for_call(worker.pid, partial(_apply_call, worker, worker.request, look), now)
 
 
 def why_silent(worker: Worker, now: float) -> str | None:
@@ -303,8 +294,7 @@ def why_silent(worker: Worker, now: float) -> str | None:
 
 
 def why_given_up(worker: Worker, now: float) -> str | None:
-    """Why a hung child, stopped meanwhile or computing again, is to be ended, so that the next question goes
-    to a fresh one; else None."""
+    """Why a hung child, stopped meanwhile or computing again, is to be ended, for a fresh one; else None."""
     look = worker.last_look
     if not worker.born or look is None or look.at != now or (why := why_no_answer(look)) is None:
         return None

@@ -27,7 +27,7 @@ from slurm_watchdog.model.documents import Waiting
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView
 from slurm_watchdog.model.observations import Gpu
-from slurm_watchdog.model.rank_waits import WHOLE, RankKey, WaitBlock
+from slurm_watchdog.model.past_runs import WHOLE, RankKey, WaitBlock
 from slurm_watchdog.model.run_record import RunRecord
 from tests.builders import views
 from tests.builders.node_past import GPU, NOW, event

@@ -18,8 +18,7 @@ from slurm_watchdog.model.collective_records import (
     RasRank,
     RecordSet,
 )
-from slurm_watchdog.model.links import Link
-from slurm_watchdog.model.usage import Pressure, Resource, Usage
+from slurm_watchdog.model.observations import Link, Pressure, Resource, Usage
 from tests.accuracy import looks
 from tests.accuracy.looks import Look
 from tests.accuracy.scene import HANG, REPORT_S, Expect, Scene, Setup, hang, hang_bound, node_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace as changed
 
 from slurm_watchdog.agent.proc.control_groups import read_group
-from slurm_watchdog.model.links import Link
-from slurm_watchdog.model.usage import Resource, Usage
+from slurm_watchdog.model.observations import Link, Resource, Usage
 from tests.accuracy.cases_machine import LIMIT, fabric, in_driver, kill_lines, memory_of
 from tests.accuracy.healthy_scene import H, scene_with
 from tests.accuracy.scene import Scene, Setup

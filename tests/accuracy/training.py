@@ -6,9 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from slurm_watchdog.model.links import Link
-from slurm_watchdog.model.observations import GpuHolder
-from slurm_watchdog.model.usage import Pressure, Usage
+from slurm_watchdog.model.observations import GpuHolder, Link, Pressure, Usage
 from tests.accuracy import looks
 from tests.accuracy.logs import FORMATS, Format, Step, pulse
 from tests.accuracy.looks import Look

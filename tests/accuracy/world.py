@@ -10,19 +10,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from slurm_watchdog.model.collective_records import RecordSet
-from slurm_watchdog.model.links import Link
 from slurm_watchdog.model.observations import (
     Blocked,
     Checkpoint,
     Gpu,
     GpuHolder,
     HungProbe,
+    Link,
     MountProbe,
+    Pressure,
     Process,
     Role,
+    Usage,
 )
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
-from slurm_watchdog.model.usage import Pressure, Usage
 from tests.accuracy import looks
 from tests.accuracy.looks import Look
 from tests.accuracy.training import DIRECTORY, LOG, Job, Node, Plan, Rank, Worker

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from slurm_watchdog.controller.state.counter_clock import StepHistory
 from slurm_watchdog.controller.state.wait_tally import WaitTally
 from slurm_watchdog.model.cluster_view import StepTime
-from slurm_watchdog.model.rank_waits import DumpedRank, RankKey, WaitBlock, WaitDump
+from slurm_watchdog.model.past_runs import DumpedRank, RankKey, WaitBlock, WaitDump
 
 INTERVAL_S = 5.0
 Work = Callable[[int, int, bool], float]

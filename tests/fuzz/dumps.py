@@ -40,8 +40,7 @@ from slurm_watchdog.analysis.ras_records import JobProcesses, ras_records, unrea
 from slurm_watchdog.diagnose.stacks.places import locate
 from slurm_watchdog.diagnose.stacks.verdict import diagnose_dumps
 from slurm_watchdog.model.evidence import ProcessStack
-from slurm_watchdog.model.observations import Role
-from slurm_watchdog.model.usage import Resource
+from slurm_watchdog.model.observations import Resource, Role
 from slurm_watchdog.nodetest.judge import Fault, Figure, Line, measured, parse_line
 from slurm_watchdog.parse.error_file import parse_error_file, parse_fatal_error
 from slurm_watchdog.parse.flight_recorder import parse_flight_recorder

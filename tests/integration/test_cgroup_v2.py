@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.agent.collectors.usage import read_usage
-from slurm_watchdog.model.usage import Resource, Usage
+from slurm_watchdog.model.observations import Resource, Usage
 from tests.builders.views import process
 
 ROOT = Path("/sys/fs/cgroup")

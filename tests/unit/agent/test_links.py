@@ -22,7 +22,7 @@ from slurm_watchdog.agent.collectors.link import (
 )
 from slurm_watchdog.agent.workers.answer_types import LinkCounters
 from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.model.links import Link
+from slurm_watchdog.model.observations import Link
 from slurm_watchdog.model.report import LinkSection, ProcessSection
 from tests.builders.links import INTERFACE, PORT, ROCE, tree
 from tests.builders.requests import functions

@@ -12,8 +12,7 @@ from slurm_watchdog.agent.collectors.usage import OLD_S, SHARED_EVERY_S, SharedM
 from slurm_watchdog.agent.processes.open_mounts import read_shared_memory
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ReadSharedMemory, WorkerState
-from slurm_watchdog.model.observations import Process, Role
-from slurm_watchdog.model.usage import Resource, Usage
+from slurm_watchdog.model.observations import Process, Resource, Role, Usage
 from tests.builders.fake_children import Children
 
 OWN = "mount -t tmpfs -o size=1m tmpfs /dev/shm && head -c 900000 /dev/zero > /dev/shm/x && echo && exec cat"

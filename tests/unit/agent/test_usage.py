@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_watchdog.agent.collectors import usage
 from slurm_watchdog.agent.proc import control_groups as groups
-from slurm_watchdog.model.usage import Pressure, Resource, Usage
+from slurm_watchdog.model.observations import Pressure, Resource, Usage
 
 CAPTURE = Path(__file__).parents[2] / "captures" / "cgroups" / "22.05-v2-kill.txt"
 SCOPE = "/system.slice/slurmstepd.scope/job_7"

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_watchdog.analysis.lost_time import report
-from slurm_watchdog.model.lost_time import JobTime
-from slurm_watchdog.model.run_record import RunRecord, Spell, merged
+from slurm_watchdog.model.run_record import JobTime, RunRecord, Spell, merged
 
 T = 1_700_000_000.0
 H = 3600.0

@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.lost_time import savings
-from slurm_watchdog.model.lost_time import Savings
-from slurm_watchdog.model.run_record import RunRecord, Spell
+from slurm_watchdog.model.run_record import RunRecord, Savings, Spell
 
 H = 3600.0
 NEVER = Savings(unknown=1)

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slow_node_suspects import judge, search_facts
-from slurm_watchdog.model.slow_search import SearchRun, SlowSearch
+from slurm_watchdog.model.past_runs import SearchRun, SlowSearch
 
 JOB = ("n1", "n2", "n3", "n4")
 FAST_WITHOUT = (("n3", "n4", "s1", "s2"), 0.0)

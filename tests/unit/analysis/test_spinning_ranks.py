@@ -17,11 +17,11 @@ from slurm_watchdog.detect.stalled_progress import detect as detect_stalled
 from slurm_watchdog.diagnose.stacks.spinning import follow, where
 from slurm_watchdog.knowledge.stack_frames import WAITING, WORK, has_word
 from slurm_watchdog.model.cluster_view import JobView, RankGpu
-from slurm_watchdog.model.dump_rows import Steady
 from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack
 from slurm_watchdog.model.incidents import Finding, StackRequest, Truth
 from slurm_watchdog.model.node_view import GpuView
 from slurm_watchdog.model.observations import Checkpoint, Gpu, Role
+from slurm_watchdog.model.past_runs import Steady
 from tests.builders.views import RECV, cluster, job, progress, seen, snapshot, stack
 
 NOW = 10_000.0

@@ -19,10 +19,10 @@ from slurm_watchdog.detect import collective_hang, rank_stopped, stalled_progres
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.stalled_progress import StalledProgress
 from slurm_watchdog.model.cluster_view import ErrorLine, JobView, LogView
-from slurm_watchdog.model.dump_rows import Motion
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Finding, StackRequest, Truth
 from slurm_watchdog.model.observations import Event, EventKind
+from slurm_watchdog.model.past_runs import Motion
 from tests.builders.rank_activity import card
 from tests.builders.views import (
     BACKWARD,

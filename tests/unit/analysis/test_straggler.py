@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.straggler import Lateness, dumped, lateness
 from slurm_watchdog.model.incidents import Truth
-from slurm_watchdog.model.rank_waits import WaitDump
+from slurm_watchdog.model.past_runs import WaitDump
 from tests.builders.stragglers import Training, Work, late, turns
 
 CHANGE_S = 900.0

@@ -15,9 +15,8 @@ from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.diagnose.everybody_waits import links_said
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Truth
-from slurm_watchdog.model.links import Link
 from slurm_watchdog.model.node_view import LinkView, NodeView
-from slurm_watchdog.model.usage import Pressure
+from slurm_watchdog.model.observations import Link, Pressure
 from tests.builders import slow_nodes as slow
 
 

@@ -14,8 +14,7 @@ from slurm_watchdog.controller.api.asking import RequestRefused
 from slurm_watchdog.controller.api.requests import event_of
 from slurm_watchdog.controller.node_history.suspicion import by_node, suspicions
 from slurm_watchdog.controller.policy.access import Operators, Person
-from slurm_watchdog.model.node_documents import NodeEventRequest
-from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
+from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind, NodeEventRequest
 from tests.builders.cli import FakeController, run
 from tests.builders.node_past import GPU, NOW, event
 

@@ -30,9 +30,8 @@ from slurm_watchdog.journal.tables import JOB_RUNS
 from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.actions import Action, Fence, Verdict
 from slurm_watchdog.model.incidents import IncidentState
-from slurm_watchdog.model.lost_time import Report
 from slurm_watchdog.model.past_runs import EndedJob
-from slurm_watchdog.model.run_record import RunRecord
+from slurm_watchdog.model.run_record import Report, RunRecord
 from slurm_watchdog.slurm.accounting import (
     FIELDS,
     OPTIONAL,

@@ -20,8 +20,8 @@ from slurm_watchdog.detect.registry import SPECS, spec_of
 from slurm_watchdog.knowledge.frameworks import FRAMEWORKS
 from slurm_watchdog.model.cluster_view import JobView, LogView, SlurmNodeView
 from slurm_watchdog.model.documents import Delivery, Level, Status
-from slurm_watchdog.model.dump_rows import Motion
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
+from slurm_watchdog.model.past_runs import Motion
 from tests.builders import views
 
 LIMIT_S = 60.0

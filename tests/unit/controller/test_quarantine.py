@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.controller.api.requests import event_of
 from slurm_watchdog.controller.node_history.quarantine import objection_of_events, objection_to_draining, sweep
-from slurm_watchdog.model.node_documents import NodeEventRequest
-from slurm_watchdog.model.node_events import TESTED_MARK, NodeEventKind
+from slurm_watchdog.model.node_events import TESTED_MARK, NodeEventKind, NodeEventRequest
 from slurm_watchdog.model.slurm import Reservation, SlurmNode
 from tests.behaviour.cluster import EPOCH
 from tests.builders.node_past import event

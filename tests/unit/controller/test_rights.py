@@ -18,8 +18,8 @@ from slurm_watchdog.controller.api.doors import make_app
 from slurm_watchdog.controller.api.requests import MAX_ADDED_A_DAY
 from slurm_watchdog.controller.api.routes import ROUTES
 from slurm_watchdog.controller.policy.access import Person
+from slurm_watchdog.model.incidents import Silence
 from slurm_watchdog.model.node_events import NodeEvent
-from slurm_watchdog.model.silence import Silence
 from slurm_watchdog.model.slurm import SlurmPerson
 from slurm_watchdog.slurm.command_line import parse_people
 from slurm_watchdog.slurm.fields import ParseError

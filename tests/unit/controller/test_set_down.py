@@ -28,8 +28,7 @@ from slurm_watchdog.model.actions import (
     Verdict,
 )
 from slurm_watchdog.model.observations import BY_CLAIM, BY_SLURM, Process, Role
-from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
-from slurm_watchdog.model.stuck_node import is_unkillable
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView, is_unkillable
 from tests.builders.views import slurm_job
 
 FENCE = Fence(job_id="7", restarts=0, start_at=900.0)

@@ -15,8 +15,7 @@ from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Culprit, IncidentState
-from slurm_watchdog.model.silence import Silence
+from slurm_watchdog.model.incidents import Culprit, IncidentState, Silence
 from slurm_watchdog.notify.dispatcher import IncidentSources
 from slurm_watchdog.notify.notification import Notice, message_of
 from slurm_watchdog.notify.programs import Programs, event_json

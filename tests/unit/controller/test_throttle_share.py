@@ -6,9 +6,8 @@ import pytest
 
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.nodes import Nodes
-from slurm_watchdog.model.observations import Gpu
+from slurm_watchdog.model.observations import Gpu, Resource, Usage
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.model.usage import Resource, Usage
 
 
 def test_share_of_a_reason_under_load_rises_falls_and_is_forgotten() -> None:

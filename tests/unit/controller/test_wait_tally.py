@@ -11,7 +11,7 @@ from slurm_watchdog.controller.state.wait_tally import (
     kept_blocks,
 )
 from slurm_watchdog.model.observations import Gpu
-from slurm_watchdog.model.rank_waits import WHOLE, RankKey, WaitBlock
+from slurm_watchdog.model.past_runs import WHOLE, RankKey, WaitBlock
 
 ONE, TWO = RankKey(0, "n1", 100, 5), RankKey(1, "n1", 101, 5)
 

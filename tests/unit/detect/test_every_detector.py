@@ -24,7 +24,7 @@ from slurm_watchdog.model.cluster_view import (
     StepTime,
 )
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
-from slurm_watchdog.model.node_documents import NodeSuspicion
+from slurm_watchdog.model.node_events import NodeSuspicion
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import FaultSeverity, GpuHolder
 from slurm_watchdog.model.slurm import Reservation

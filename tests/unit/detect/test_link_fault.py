@@ -17,9 +17,8 @@ from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.diagnose.everybody_waits import with_links
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Finding, Severity, Truth
-from slurm_watchdog.model.links import Link
 from slurm_watchdog.model.node_view import LinkView, NodeView, Rise
-from slurm_watchdog.model.observations import HungProbe
+from slurm_watchdog.model.observations import HungProbe, Link
 from tests.builders import slow_nodes as slow
 from tests.builders.views import cluster, job, progress, slurm_job
 

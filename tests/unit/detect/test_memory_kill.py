@@ -15,8 +15,7 @@ from slurm_watchdog.detect.registry import causes_of
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.node_view import NodeView, SeenEvent, SeenUsage
-from slurm_watchdog.model.observations import FaultSeverity, NodeEvent, Role
-from slurm_watchdog.model.usage import Resource, Usage
+from slurm_watchdog.model.observations import FaultSeverity, NodeEvent, Resource, Role, Usage
 from slurm_watchdog.parse.kernel_log.line import parse_kernel_line
 from tests.builders.ended_jobs import ended
 from tests.builders.views import cluster, job, process, progress, seen, slurm_job

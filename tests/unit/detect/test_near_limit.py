@@ -12,8 +12,8 @@ from slurm_watchdog.detect.near_limit import detect
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Severity, Truth
 from slurm_watchdog.model.node_view import NodeView, SeenUsage
+from slurm_watchdog.model.observations import Pressure, Resource, Usage
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.model.usage import Pressure, Resource, Usage
 from tests.builders.views import cluster, job
 
 AT = 9_998.0

@@ -8,7 +8,7 @@ import pytest
 
 from slurm_watchdog.detect.suspect_node import detect
 from slurm_watchdog.model.incidents import Truth
-from slurm_watchdog.model.node_documents import NodeSuspicion
+from slurm_watchdog.model.node_events import NodeSuspicion
 from slurm_watchdog.model.node_view import SlurmNodeView
 from tests.builders.views import cluster
 

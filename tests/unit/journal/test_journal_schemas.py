@@ -13,7 +13,7 @@ from slurm_watchdog.controller.actions.ladder.state import ladder_of
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.tables import SCHEMA_VERSION
 from slurm_watchdog.model.actions import ActionEnd, Operation, OperationOutcome, Rung
-from slurm_watchdog.model.silence import Silence
+from slurm_watchdog.model.incidents import Silence
 from tests.builders.evidence_rows import add_evidence, evidence_of
 from tests.builders.notices import DECISION, INCIDENT
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_watchdog.model.comment_words import run_limits
+from slurm_watchdog.model.slurm import run_limits
 
 
 @pytest.mark.parametrize(

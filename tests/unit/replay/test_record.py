@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.model.links import Link
 from slurm_watchdog.model.observations import (
     Blocked,
     Checkpoint,
@@ -27,14 +26,17 @@ from slurm_watchdog.model.observations import (
     Gpu,
     GpuHolder,
     HungProbe,
+    Link,
     LogFile,
     MountProbe,
     NodeEvent,
+    Pressure,
+    Resource,
+    Usage,
 )
 from slurm_watchdog.model.protocol import CommandResult
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
-from slurm_watchdog.model.usage import Pressure, Resource, Usage
 from slurm_watchdog.replay.player import Outcome, TracePlayer, numbered_ids, replay
 from slurm_watchdog.trace.read import Moment, read_moments, typical_interval_s
 from slurm_watchdog.trace.records import MAX_LINE_BYTES, ParseStats

@@ -9,7 +9,7 @@ from functools import wraps
 from typing import Any, ParamSpec
 
 from slurm_watchdog.model.actions import Decision, Fence, OperationOutcome, Outcome
-from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView, elements_of
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView, elements_of, why_not_set_down
 from slurm_watchdog.model.slurm_states import (
     COMES,
     ENDED_BY_PERSON,
@@ -19,7 +19,6 @@ from slurm_watchdog.model.slurm_states import (
     WAITING,
     is_drained,
 )
-from slurm_watchdog.model.stuck_node import why_not
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmClient, SlurmRefused, SlurmUnavailable, Submission
 
 P = ParamSpec("P")
@@ -357,4 +356,4 @@ def objection(job: SlurmJob | None, node: SlurmNode | None, view: SlurmView, fen
         return "Slurm does not show the job, or the node, as it has to be known"
     if job.restarts != fence.restarts + 1 or job.state != "COMPLETING" or node.name not in job.nodes:
         return f"it does not hold up the job any more ({job.state})"
-    return why_not(job, node, view.jobs, view.partial, unkillable=unkillable)
+    return why_not_set_down(job, node, view.jobs, view.partial, unkillable=unkillable)

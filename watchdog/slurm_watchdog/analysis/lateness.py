@@ -14,7 +14,7 @@ from slurm_watchdog.analysis.straggler import LEAST_BLOCKS, LEAST_RANKS, LEAST_S
 from slurm_watchdog.base.averages import median
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import JobView, Progress
-from slurm_watchdog.model.rank_waits import RankKey, WaitBlock
+from slurm_watchdog.model.past_runs import RankKey, WaitBlock
 
 LEAST_STEPS, LEAST_PACES = 50, 10
 """Steps of this run before they say what is usual, and times between two lines, or reports, with a step: a log that is

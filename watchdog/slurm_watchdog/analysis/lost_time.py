@@ -21,8 +21,7 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.run_time import KEPT, divide, end_of, has_failed, seconds_within
 from slurm_watchdog.base.averages import median
 from slurm_watchdog.base.structs import Struct, picked
-from slurm_watchdog.model.lost_time import JobTime, Report, Savings
-from slurm_watchdog.model.run_record import RunRecord, Spell
+from slurm_watchdog.model.run_record import JobTime, Report, RunRecord, Savings, Spell
 
 # What restarts saved, and what those would have saved that were only observed.
 # For every incident that an action of ours ended, its wait (from its beginning to its end, or to the end of its run)

@@ -19,11 +19,10 @@ from slurm_watchdog.knowledge.slurm_groups import step_of_group
 from slurm_watchdog.model.cluster_view import READ_LATER_S, ClusterView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.node_view import NodeView, SeenUsage
-from slurm_watchdog.model.observations import Role
+from slurm_watchdog.model.observations import Resource, Role, Usage
 from slurm_watchdog.model.past_runs import PastRun
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import ENDED_FROM_OUTSIDE
-from slurm_watchdog.model.usage import Resource, Usage
 
 OOM_KILL = "oom_kill"
 SLACK_S = 30.0

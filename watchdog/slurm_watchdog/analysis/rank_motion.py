@@ -20,10 +20,10 @@ from slurm_watchdog.diagnose.stacks.waiting import ProcessKey, frames_key
 from slurm_watchdog.knowledge import program_kinds
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import JobView, StackSnapshot
-from slurm_watchdog.model.dump_rows import Motion
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.observations import Role
+from slurm_watchdog.model.past_runs import Motion
 
 STILL_CPU = 0.005
 """Cores, of the main thread, from one dump to the next. A wait with a time-out (a data loader polls every 5

@@ -14,7 +14,7 @@ from slurm_watchdog.analysis.level_shift import DAY_SWING
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import fold, plural
 from slurm_watchdog.model.cluster_view import JobView
-from slurm_watchdog.model.slow_search import SearchRun, SlowSearch
+from slurm_watchdog.model.past_runs import SearchRun, SlowSearch
 
 SAME = 0.006
 """Two levels that differ by less (on logarithms) are one: the spread that equal nodes have anyway is about half of a

@@ -18,9 +18,9 @@ from slurm_watchdog.analysis.rank_activity import is_quiet
 from slurm_watchdog.diagnose.stacks.spinning import is_named_waiting, keeps_the_lock, where
 from slurm_watchdog.diagnose.stacks.vote import Vote
 from slurm_watchdog.model.cluster_view import JobView, ProcessView
-from slurm_watchdog.model.dump_rows import Steady
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.observations import Role
+from slurm_watchdog.model.past_runs import Steady
 
 SHARE = 1 / 6  # Of `busy_limit` (5 min of 30) that a rank may go round without a word.
 FIRST_SHARE = 1 / 2  # The same of a rank that may well have something to do alone.

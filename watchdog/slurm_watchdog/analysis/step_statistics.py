@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from slurm_watchdog.base.averages import fmean, median, midmean
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.slow_search import SearchRun
+from slurm_watchdog.model.past_runs import SearchRun
 
 if TYPE_CHECKING:
     from slurm_watchdog.model.cluster_view import StepTime

@@ -23,7 +23,7 @@ from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.base.averages import fmean, median
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.incidents import Truth
-from slurm_watchdog.model.rank_waits import WHOLE, RankKey, WaitBlock, WaitDump
+from slurm_watchdog.model.past_runs import WHOLE, RankKey, WaitBlock, WaitDump
 
 LEAST_RANKS = 4  # With fewer, there is no one to compare with.
 LEAST_S, LEAST_LOOKS, LEAST_BLOCKS = 230.0, 60, 4

@@ -26,7 +26,7 @@ WORDS = {"cpu": "the processor", "memory": "memory", "io": "storage"}
 class Counted(NamedTuple):
     """One rate of a link that is compared."""
 
-    field: str  # Of slurm_watchdog.model.links.Link.
+    field: str  # Of slurm_watchdog.model.observations.Link.
     least: float  # A second: below it no one notices (a judgement).
     words: str  # Between the link and the number.
 

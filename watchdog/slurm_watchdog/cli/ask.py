@@ -35,8 +35,8 @@ from slurm_watchdog.cli.options import (
 from slurm_watchdog.cli.terminal import duration, sentence, show, who
 from slurm_watchdog.model.documents import Incident, Paused, PauseRequest, SilenceRequest, Silences
 from slurm_watchdog.model.incidents import Culprit
-from slurm_watchdog.model.lost_time import Report
-from slurm_watchdog.model.node_documents import NodeEventRequest, NodeHistory, NodeTable
+from slurm_watchdog.model.node_events import NodeEventRequest, NodeHistory, NodeTable
+from slurm_watchdog.model.run_record import Report
 
 WEEK_S = 7 * 86400.0
 HOUR_S = 3600.0

@@ -243,7 +243,7 @@ def _limits_of_job(job_id: str) -> dict[str, int]:
     """Those of the job's comment that neither the command line nor the environment has. Raises ValueError."""
     import asyncio
 
-    from slurm_watchdog.model.comment_words import RUN_LIMITS, run_limits
+    from slurm_watchdog.model.slurm import RUN_LIMITS, run_limits
     from slurm_watchdog.supervisor.job_questions import JobQuestions
 
     wanted = [name for name in RUN_LIMITS if _is_from(name, ParameterSource.DEFAULT)]

@@ -19,9 +19,8 @@ from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, JOB_ID, NODE_SET, 
 from slurm_watchdog.cli.terminal import as_text, drawn_columns, print_lines, render, sentence
 from slurm_watchdog.model.diagnosis_documents import Diagnosis
 from slurm_watchdog.model.documents import ActionRun, DecisionSummary, Evidence, Explanation, Incident
-from slurm_watchdog.model.lost_time import Report
-from slurm_watchdog.model.node_documents import NodeHistory
-from slurm_watchdog.model.run_record import RunRecord
+from slurm_watchdog.model.node_events import NodeHistory
+from slurm_watchdog.model.run_record import Report, RunRecord
 from slurm_watchdog.model.slurm_states import ALIVE
 
 if TYPE_CHECKING:

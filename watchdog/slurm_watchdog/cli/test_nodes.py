@@ -38,8 +38,7 @@ from slurm_watchdog.cli.terminal import clean, show
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import parse_duration
 from slurm_watchdog.model.incidents import Truth
-from slurm_watchdog.model.node_documents import NodeEventRequest
-from slurm_watchdog.model.node_events import TESTED_MARK
+from slurm_watchdog.model.node_events import TESTED_MARK, NodeEventRequest
 from slurm_watchdog.model.slurm import SlurmNode
 from slurm_watchdog.model.slurm_states import USED, is_drained, node_words, starts_jobs
 from slurm_watchdog.nodetest.conduct import Report, Terms, conduct_jobs

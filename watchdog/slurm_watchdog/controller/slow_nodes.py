@@ -17,7 +17,7 @@ from slurm_watchdog.detect.slow_job import SlowJob, slowdown_of
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
-from slurm_watchdog.model.slow_search import SearchRun, SlowSearch
+from slurm_watchdog.model.past_runs import SearchRun, SlowSearch
 from slurm_watchdog.model.slurm import SlurmJob
 
 log = logging.getLogger(__name__)

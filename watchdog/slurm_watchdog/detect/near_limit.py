@@ -17,7 +17,7 @@ from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 from slurm_watchdog.model.node_view import NodeView
-from slurm_watchdog.model.usage import Pressure, Resource, Usage
+from slurm_watchdog.model.observations import Pressure, Resource, Usage
 
 WAITS_SHARE = 0.2  # Of a minute in which all processes waited for memory.
 RECENT_S = 600.0  # A refusal is said for so long.

@@ -25,7 +25,7 @@ from slurm_watchdog.knowledge.limits import option
 from slurm_watchdog.knowledge.remediation_hints import hints_for
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
-from slurm_watchdog.model.slow_search import SlowSearch
+from slurm_watchdog.model.past_runs import SlowSearch
 
 LEAST_STEPS = 30  # Steps that were slow before it is reported.
 BASELINE = 20  # Steps without which a job's speed is not known.

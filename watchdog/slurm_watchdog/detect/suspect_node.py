@@ -16,8 +16,7 @@ from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
-from slurm_watchdog.model.node_documents import NodeSuspicion
-from slurm_watchdog.model.node_events import GPU_PLACE
+from slurm_watchdog.model.node_events import GPU_PLACE, NodeSuspicion
 from slurm_watchdog.model.slurm_states import is_out
 
 SUSPECT_FROM = 2.25

@@ -19,7 +19,7 @@ from slurm_watchdog.doctor.finding import Advice, Facts, examine
 from slurm_watchdog.knowledge.checkpoint_options import directories_in
 from slurm_watchdog.knowledge.launch_options import ADDRESSES, MPI
 from slurm_watchdog.knowledge.srun_options import FLAGS, LETTERS, OPTIONAL
-from slurm_watchdog.model.comment_words import run_limits
+from slurm_watchdog.model.slurm import run_limits
 
 MAX_CHARS = 1 << 20
 MAX_VALUE = 16 * 1024

@@ -47,11 +47,9 @@ from slurm_watchdog.model.actions import (
     OperationRecord,
     Verdict,
 )
-from slurm_watchdog.model.hang_place import HangPlace
-from slurm_watchdog.model.incidents import Incident, IncidentState
+from slurm_watchdog.model.incidents import HangPlace, Incident, IncidentState, Silence
 from slurm_watchdog.model.node_events import NodeEvent
 from slurm_watchdog.model.run_record import RunRecord
-from slurm_watchdog.model.silence import Silence
 
 __all__ = ["Journal", "JournalError", "NodeEntry"]
 

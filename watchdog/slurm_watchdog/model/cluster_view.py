@@ -10,16 +10,13 @@ from itertools import islice
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.collective_records import RecordSet
-from slurm_watchdog.model.dump_rows import Motion, Steady
 from slurm_watchdog.model.evidence import OwnWords, ProcessStack
 from slurm_watchdog.model.incidents import Culprit
-from slurm_watchdog.model.node_documents import NodeSuspicion
+from slurm_watchdog.model.node_events import NodeSuspicion
 from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView, UnreachedNode
 from slurm_watchdog.model.observations import Blocked, Event, Process, Role
 from slurm_watchdog.model.observations import Checkpoint as CheckpointOnDisk
-from slurm_watchdog.model.past_runs import EndedJob, PastRun
-from slurm_watchdog.model.rank_waits import WaitBlock, WaitDump
-from slurm_watchdog.model.slow_search import SlowSearch
+from slurm_watchdog.model.past_runs import EndedJob, Motion, PastRun, SlowSearch, Steady, WaitBlock, WaitDump
 from slurm_watchdog.model.slurm import Reservation, SlurmJob
 from slurm_watchdog.model.supervisor import SupervisorStatus
 

@@ -11,8 +11,7 @@ from slurm_watchdog.base.capped import Shortage
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.actions import ActionEnd, Wish
-from slurm_watchdog.model.incidents import Culprit
-from slurm_watchdog.model.silence import Silence
+from slurm_watchdog.model.incidents import Culprit, Silence
 
 
 class Answer(Struct, omit_defaults=False):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.links import Link
-from slurm_watchdog.model.observations import Gpu, GpuHolder, HungProbe, MountProbe, NodeEvent
-from slurm_watchdog.model.usage import Pressure, Usage
+from slurm_watchdog.model.observations import Gpu, GpuHolder, HungProbe, Link, MountProbe, NodeEvent, Pressure, Usage
 
 
 class Rise(Struct):

@@ -1,4 +1,5 @@
-"""What agents see: processes, logs, GPUs, mounts, checkpoints, kernel events."""
+"""What agents see: processes, logs, GPUs, mounts, checkpoints, kernel events, links, and how much of what has a limit is
+used."""
 
 from __future__ import annotations
 
@@ -326,3 +327,74 @@ class GpuHolder(Struct):
     environment says so."""
     was_in_job: bool = False
     """This agent saw that job run here, or the control group says it: it is no mere word of its environment."""
+
+
+class Link(Struct):
+    """One link, as the kernel showed it at the newest look. None: it did not say."""
+
+    name: str  # `mlx5_0/1` of a port, else the interface: `ens1f0np0`.
+    kind: str  # `infiniband`, `roce` or `ethernet`.
+    up: bool | None = None
+    rate_bits_s: int | None = None  # At which it runs now.
+    downs: int | None = None  # How often it went down since its driver was loaded.
+    errors: int | None = None
+    """Symbols and packets that arrived broken or had to be sent again so far: the sum of its counters of these."""
+    received_bytes_s: float | None = None  # Between the last two looks.
+    sent_bytes_s: float | None = None
+    waits_s: float | None = None
+    """Ticks in each second of that time in which it had something to send and no credit to do so: congestion. How long
+    a tick is the adapter knows (PortXmitWait)."""
+    marked_s: float | None = None  # Of RoCE: packets in each second of it that arrived with a mark of congestion (ECN).
+    slowed_s: float | None = None
+    """Of RoCE: notifications of congestion in each second of it for which it slowed down (CNP)."""
+    resent_s: float | None = None
+    """Of InfiniBand and RoCE: packets in each second of it that were missing, out of order, or not acknowledged."""
+
+    @property
+    def moved_bytes_s(self) -> float | None:
+        """What went through it, both ways."""
+        sent, received = self.sent_bytes_s, self.received_bytes_s
+        return None if sent is None or received is None else sent + received
+
+
+class Resource(StrEnum):
+    """What has a limit."""
+
+    MEMORY = "memory"  # Bytes: of a job's or step's control group, else of the node.
+    PIDS = "pids"  # Processes and threads, likewise.
+    FILES = "files"  # Open files: of a process, else of the node.
+    SHARED_MEMORY = "shared_memory"  # Bytes in /dev/shm.
+
+
+class Usage(Struct):
+    """How much of something is in use. Without `job_id`: of the whole node."""
+
+    resource: Resource
+    used: int
+    limit: int | None = None  # None: there is none, or it is not known.
+    peak: int | None = None
+    refused: int | None = None
+    """How often someone went without so far: of memory, processes that the kernel killed in the group; of pids,
+    processes and threads that were refused."""
+    by_limit: bool | None = None
+    """Of memory: whether the limit of this group, or of one in it, ever left it with nothing. The kernel counts kills
+    in a group also where its node, or a group above it, had none left. None: not known."""
+    job_id: str | None = None
+    step_id: str | None = None  # None: the job's own group.
+    pid: int | None = None  # Of a process's own limit.
+    rank: int | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Share of the limit that is in use; 0 where there is none."""
+        return self.used / self.limit if self.limit else 0.0
+
+
+class Pressure(Struct):
+    """How much of the last minute was spent waiting (the kernel's pressure stall information, Linux 4.20), of a job
+    or of the node. Without it, no row."""
+
+    resource: str  # `cpu`, `memory` or `io`.
+    some_ratio: float  # At least one waited.
+    full_ratio: float  # All who had something to do waited.
+    job_id: str | None = None

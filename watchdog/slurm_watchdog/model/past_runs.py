@@ -1,8 +1,10 @@
-"""Runs of a job that are over, and the error lines of a run, as detectors see them. Pure."""
+"""Runs of a job that are over, and what is remembered of one from look to look: error lines, ranks that loop or wait, how
+fast it was on which nodes. Pure."""
 
 from __future__ import annotations
 
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.evidence import Frame
 from slurm_watchdog.model.slurm import SlurmJob
 
 
@@ -74,3 +76,106 @@ class EndedJob(Struct):
     steps it went on from."""
     run: PastRun | None = None  # Its last run.
     past: tuple[PastRun, ...] = ()  # The runs before that, oldest first.
+
+
+class Steady(Struct):
+    """A rank that runs Python in one small loop, as dump after dump since the last step had it; see
+    slurm_watchdog.diagnose.stacks.spinning. `*_at` are on the clock of `ClusterView.now`."""
+
+    node: str
+    pid: int
+    rank: int
+    first_at: float
+    last_at: float
+    dumps: int
+    with_gil: int  # Dumps in which its main thread held the interpreter's lock.
+    stacks: tuple[tuple[Frame, ...], ...]  # The different ones, innermost frame first.
+    io_bytes: int  # Read and written by the first of these dumps; hardly more since.
+    resident_bytes: tuple[int, int]  # The least and the most.
+    cpu_s: tuple[float, float]  # Of the whole process, at the first and at the last dump.
+
+
+class Motion(Struct):
+    """What the dumps of one run say of a loop whose steps cannot be read; see
+    slurm_watchdog.analysis.rank_motion. `*_at` are on the clock of `ClusterView.now`."""
+
+    last_at: float  # Of the newest dump.
+    trained: int = 0  # Dumps since whose predecessor it had moved, with a rank in the code of a training.
+    still_from_at: float | None = None
+    """The first dump of the unbroken row in which no one was seen to have moved; None: someone has, or it is
+    not known."""
+    still_looks: int = 0  # Dumps of that row.
+    pauses_s: tuple[float, ...] = ()  # How long earlier such rows lasted, until someone moved again; oldest first.
+
+
+WHOLE = 255  # Of the shares in a WaitBlock.
+
+
+class RankKey(Struct, kw_only=False):
+    """One process that holds a rank."""
+
+    rank: int
+    node: str
+    pid: int
+    start_ticks: int
+
+
+class WaitBlock(Struct):
+    """A minute or so. One byte a rank, in the order of `ranks`: thousands of ranks for hours."""
+
+    begin_at: float
+    end_at: float  # On the clock of `ClusterView.now`.
+    ranks: tuple[RankKey, ...]
+    seconds: bytes  # For which it is known how long its main thread slept.
+    asleep: bytes  # The share of these in which it did, in 255ths.
+    gpu_looks: bytes  # At the utilisation of its GPU.
+    gpu_idle: bytes  # The share of that time in which its GPU did nothing, in 255ths.
+
+
+class DumpedRank(Struct):
+    """Where one rank stood in one dump."""
+
+    key: RankKey
+    asleep: bool  # Its main thread slept.
+    with_peers: bool  # It stood in a call that waits for other ranks.
+    in_backward: bool = False
+    """In a backward pass: DistributedDataParallel waits there for its buckets, without a frame of its own."""
+    call: str  # `function (file:line)` of the innermost frame that is its own program's; empty: not known.
+
+
+class WaitDump(Struct):
+    """One dump of all ranks, taken to see where they usually are."""
+
+    at: float
+    ranks: tuple[DumpedRank, ...]
+
+
+class SearchRun(Struct):
+    """One run of the job: which nodes it used and how fast it was."""
+
+    nodes: tuple[str, ...] = ()
+    level: float  # Logarithm of the seconds of a step.
+    error: float  # Standard error of `level`.
+    at: float  # When the newest of these steps was made.
+    batches: int = 0  # Batches of steps that were measured.
+    restarts: int = 0
+    step_id: str | None = None  # With `restarts`: another one in the same allocation is another run.
+
+
+class SlowSearch(Struct):
+    """Of one job. Dates are the controller's."""
+
+    job_id: str
+    chain: str  # Whose job it is, and its name: see NodeEvent.
+    incident_id: str  # The `slow_job` with which it began.
+    opened_at: float
+    step: int  # Since which it is slow.
+    alike: tuple[float | None, bool]
+    """Samples a step, and whether the log itself says how long one takes: only such runs are compared."""
+    fast: float
+    error: float  # As `level` and `error` of a run, before that step.
+    first: SearchRun  # The run in which it became slow; all others are compared with it.
+    runs: tuple[SearchRun, ...] = ()  # On other nodes, oldest first.
+    faulty: tuple[str, ...] = ()  # Nodes that failed a test since.
+    named: tuple[tuple[str, bool], ...] = ()
+    """The node that the history of nodes has by this search, and whether in full."""

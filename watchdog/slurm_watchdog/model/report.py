@@ -10,21 +10,22 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.python310 import is_class
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.links import Link
 from slurm_watchdog.model.observations import (
     Checkpoint,
     Event,
     Gpu,
     GpuHolder,
     HungProbe,
+    Link,
     LogFile,
     MountProbe,
     NodeEvent,
+    Pressure,
     Process,
+    Usage,
 )
 from slurm_watchdog.model.protocol import CommandResult
 from slurm_watchdog.model.supervisor import JobSupervisor
-from slurm_watchdog.model.usage import Pressure, Usage
 
 
 class ProcessNumbers(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -1,11 +1,16 @@
-"""What Slurm says of its jobs and nodes."""
+"""What Slurm says of its jobs and nodes, our words in a job's `--comment`, and whether a node may be set DOWN. Pure.
+
+#SBATCH --comment="watchdog: max_restarts=5,spares=1"
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.slurm_states import WAITING
+from slurm_watchdog.model.observations import BY_SLURM, Process
+from slurm_watchdog.model.slurm_states import WAITING, is_drained, is_lost, may_hold_nodes
 
 ELEMENTS = re.compile(r"(\d{1,10})_\[(\d{1,10}(?:-\d{1,10})?(?:,\d{1,10}(?:-\d{1,10})?)*)\]", re.ASCII)
 """The elements of an array that have not started, `6_[2,4-9]`: what scontrol takes for a hold and a release. With a
@@ -161,3 +166,78 @@ class SlurmView(Struct):
     """Why rows of the answer are in neither, a sentence each: their ids could not be read."""
     partial: str = ""
     """Why a job that is not in this answer may exist all the same, a sentence; empty if the answer is whole."""
+
+
+GAVE_UP = "Kill task failed"
+"""How slurmd's reason for the drain begins when a step's processes outlived UnkillableStepTimeout (slurmd,
+stepmgr: 22.05 to 26.05)."""
+
+
+def is_unkillable(processes: Sequence[Process], for_s: float) -> bool:
+    """Whether the newest report of a node shows that a process of the job, in Slurm's own control group, has
+    been in state D for `for_s`."""
+    return any(
+        each.member_by == BY_SLURM and each.state == "D" and (each.state_age_s or 0.0) >= for_s for each in processes
+    )
+
+
+def why_not_set_down(job: SlurmJob, node: SlurmNode, jobs: Sequence[SlurmJob], partial: str, *, unkillable: bool = False) -> str:
+    """Why a node on which the old run of `job` does not end must not be set DOWN; empty if it may.
+
+    Either Slurm itself has given the node up, or no one has drained it and its agent shows a process that
+    cannot be killed (`unkillable`): Slurm 26.05 was seen to keep the job COMPLETING beyond
+    UnkillableStepTimeout without draining the node.
+    """
+    if is_lost(node.state):
+        return f"Slurm has it as {node.state} already"
+    if not is_drained(node.state):
+        if not unkillable:
+            return (
+                "neither has Slurm given up on it (it drains the node with `Kill task failed` after "
+                "UnkillableStepTimeout) nor "
+                "does its agent report a process of the job that has been in state D for long enough"
+            )
+    elif not node.reason.startswith(GAVE_UP):
+        return f"it is drained for another reason ({node.reason or 'none given'})"
+    named = {job.process_id, *job.component_ids}
+    if "JobId=" in node.reason and not any(f"JobId={name} " in f"{node.reason} ".replace(")", " ") for name in named):
+        return f"Slurm drained it for another job ({node.reason})"
+    if partial:
+        return f"whether other jobs run there is not known: {partial}"
+    for other in jobs:
+        if other.job_id == job.job_id or not may_hold_nodes(other.state):
+            continue
+        if node.name in other.nodes or "nodes" in other.unreadable:
+            return f"job {other.job_id} runs there, too, or may"
+    return ""
+
+
+RUN_LIMITS = ("max_restarts", "spares")
+"""Of `slurm-watchdog run`, as its options are named; no one else has a use for them."""
+MOST = 1000
+_BEGIN = re.compile(r"(?:^|[\s,;|])watchdog\s*[:=]\s*", re.IGNORECASE)
+_END = re.compile(r"[;|\n\r]")  # Where the wish ends and something else that the comment holds begins.
+
+
+def words_in(comment: str) -> str | None:
+    """What stands after `watchdog:` or `watchdog=`, up to a semicolon, a bar or the end of the line; None: nothing."""
+    begin = _BEGIN.search(comment)
+    return None if begin is None else _END.split(comment[begin.end() :], maxsplit=1)[0]
+
+
+def limit_of(key: str, value: str) -> int:
+    """The number that `value` is. Raises ValueError, with a sentence, where it is none."""
+    if not (value.isascii() and value.isdecimal() and int(value[:9]) <= MOST and len(value) <= 9):
+        raise ValueError(f"{key}: {value[:40]!r} is not a number from 0 to {MOST}")
+    return int(value)
+
+
+def run_limits(comment: str) -> dict[str, int]:
+    """Limits of `run` by name, those that the comment has. Raises ValueError, with a sentence, for one that is none."""
+    found = {}
+    for word in (words_in(comment) or "").split(","):
+        key, _, value = word.strip().strip("\"'").partition("=")
+        key = key.strip().lower().replace("-", "_")
+        if key in RUN_LIMITS:
+            found[key] = limit_of(key, value.strip())
+    return found

@@ -24,8 +24,7 @@ from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import ActionRun, Decision, Verdict
 from slurm_watchdog.model.documents import Delivery
 from slurm_watchdog.model.headline import BUSY
-from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
-from slurm_watchdog.model.silence import Silence
+from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity, Silence
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.notify.notification import TEST_SUBJECT, Caller, JobNote, Notice, Site, Topic, to_row
 from slurm_watchdog.notify.programs import ALERTED, Programs, SendFailed, post_alerts, post_events

@@ -25,7 +25,7 @@ from slurm_watchdog.agent.workers.request_types import ReadLinks, WorkerState
 from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import opened
-from slurm_watchdog.model.links import Link
+from slurm_watchdog.model.observations import Link
 from slurm_watchdog.model.report import LinkSection, ProcessSection, Report
 
 SYSFS = "/sys/class"

@@ -32,9 +32,8 @@ from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ReadSharedMemory
 from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base.structs import picked
-from slurm_watchdog.model.observations import Process, Role
+from slurm_watchdog.model.observations import Pressure, Process, Resource, Role, Usage
 from slurm_watchdog.model.report import ProcessSection, Report, UsageSection
-from slurm_watchdog.model.usage import Pressure, Resource, Usage
 
 EVERY_S = 30.0  # A look of a node with 8 ranks takes 2 ms: 0.007 % of a core.
 TOLD_FROM = 0.5  # Of a limit other than memory's: what is far from it interests no one.

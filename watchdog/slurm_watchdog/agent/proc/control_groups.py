@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.proc.entry import JobStep, parse_cgroup
-from slurm_watchdog.model.usage import Pressure, Resource, Usage
+from slurm_watchdog.model.observations import Pressure, Resource, Usage
 
 ROOT = "/sys/fs/cgroup"
 UNLIMITED = 1 << 60  # More is no limit: version 1 writes 2^63 less a page, and no machine has an exabyte.

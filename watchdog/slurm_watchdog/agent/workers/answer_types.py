@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.links import Link
+from slurm_watchdog.model.observations import Link
 from slurm_watchdog.model.observations import CallTarget, Checkpoint, Event, Gpu, GpuHealth, LogFile
 from slurm_watchdog.model.supervisor import SupervisorStatus
 
@@ -75,7 +75,7 @@ class LinkCounters(msgspec.Struct, frozen=True, array_like=True, gc=False):
     waits: int | None = None  # Ticks in which it had something to send and no credit (PortXmitWait).
     marked: int | None = None
     slowed: int | None = None
-    resent: int | None = None  # What these are: slurm_watchdog.model.links.Link.
+    resent: int | None = None  # What these are: slurm_watchdog.model.observations.Link.
 
 
 class FollowedFile(LogFile):

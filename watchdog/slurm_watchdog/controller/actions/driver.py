@@ -36,9 +36,8 @@ from slurm_watchdog.model.actions import (
 from slurm_watchdog.model.incidents import GpuProcess
 from slurm_watchdog.model.node_events import OUR_DRAIN
 from slurm_watchdog.model.protocol import ProcessEnd
-from slurm_watchdog.model.slurm import SlurmNode
+from slurm_watchdog.model.slurm import SlurmNode, is_unkillable
 from slurm_watchdog.model.slurm_states import RUNNING
-from slurm_watchdog.model.stuck_node import is_unkillable
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 from slurm_watchdog.trace.records import UNDATED, Touched
 

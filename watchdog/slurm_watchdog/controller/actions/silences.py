@@ -19,8 +19,7 @@ from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.journal.writer import JournalWriter
-from slurm_watchdog.model.incidents import Incident
-from slurm_watchdog.model.silence import Silence
+from slurm_watchdog.model.incidents import Incident, Silence
 from slurm_watchdog.notify.dispatcher import Notifier
 
 BY_FILE: Final = "the configuration"

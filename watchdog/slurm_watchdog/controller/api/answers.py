@@ -33,13 +33,10 @@ from slurm_watchdog.model import documents
 from slurm_watchdog.model.actions import ActionRun
 from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
 from slurm_watchdog.model.headline import response
-from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
-from slurm_watchdog.model.lost_time import Report
-from slurm_watchdog.model.node_documents import NodeHistory, NodeSuspicion, NodeTable, PastEvent
-from slurm_watchdog.model.node_events import MOUNT_PLACE, NodeEvent
+from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity, Silence
+from slurm_watchdog.model.node_events import MOUNT_PLACE, NodeEvent, NodeHistory, NodeSuspicion, NodeTable, PastEvent
 from slurm_watchdog.model.page_documents import History, JobPage, Overview, Todo
-from slurm_watchdog.model.run_record import RunRecord
-from slurm_watchdog.model.silence import Silence
+from slurm_watchdog.model.run_record import Report, RunRecord
 
 if TYPE_CHECKING:
     from slurm_watchdog.base.capped import Shortage

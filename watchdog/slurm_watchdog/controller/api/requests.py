@@ -21,10 +21,8 @@ from slurm_watchdog.detect.registry import KINDS
 from slurm_watchdog.model import documents
 from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
-from slurm_watchdog.model.incidents import Incident
-from slurm_watchdog.model.node_documents import NodeEventRequest
-from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
-from slurm_watchdog.model.silence import Silence
+from slurm_watchdog.model.incidents import Incident, Silence
+from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind, NodeEventRequest
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RESTARTABLE, RUNNING
 

@@ -24,10 +24,9 @@ from slurm_watchdog.controller.api.asking import Asked, RequestRefused, UserLook
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model import documents
 from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
-from slurm_watchdog.model.lost_time import Report
-from slurm_watchdog.model.node_documents import NodeEventRequest, NodeHistory, NodeTable
-from slurm_watchdog.model.node_events import NodeEvent
+from slurm_watchdog.model.node_events import NodeEvent, NodeEventRequest, NodeHistory, NodeTable
 from slurm_watchdog.model.page_documents import JobPage, Overview
+from slurm_watchdog.model.run_record import Report
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
 log = logging.getLogger(__name__)

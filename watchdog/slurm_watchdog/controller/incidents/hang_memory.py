@@ -10,8 +10,7 @@ from slurm_watchdog.base.text import ago, ordinal
 from slurm_watchdog.diagnose.stacks.places import RankPlace, locate
 from slurm_watchdog.diagnose.stacks.waiting import frames_key
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StackSnapshot
-from slurm_watchdog.model.hang_place import HangPlace
-from slurm_watchdog.model.incidents import Culprit, Incident
+from slurm_watchdog.model.incidents import Culprit, HangPlace, Incident
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.wire.redact_values import mask_words
 

@@ -28,10 +28,9 @@ from slurm_watchdog.detect.registry import SPECS, Settings, findings_of, spec_of
 from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.detect.stalled_progress import StalledProgress
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, NoData
-from slurm_watchdog.model.hang_place import HangPlace
-from slurm_watchdog.model.incidents import Finding, Incident, IncidentKind, IncidentState, Truth
-from slurm_watchdog.model.node_documents import NodeSuspicion
-from slurm_watchdog.model.slow_search import SlowSearch
+from slurm_watchdog.model.incidents import Finding, HangPlace, Incident, IncidentKind, IncidentState, Truth
+from slurm_watchdog.model.node_events import NodeSuspicion
+from slurm_watchdog.model.past_runs import SlowSearch
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING, is_known
 from slurm_watchdog.wire.redact_values import masked

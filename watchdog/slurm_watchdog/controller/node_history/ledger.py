@@ -27,8 +27,7 @@ from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.knowledge.drain_reasons import DrainMeaning, drain_meaning
 from slurm_watchdog.knowledge.kernel_causes import ADAPTER
 from slurm_watchdog.model.incidents import Incident
-from slurm_watchdog.model.node_documents import NodeSuspicion
-from slurm_watchdog.model.node_events import LINK_PLACE, OUR_DRAIN, NodeEvent, NodeEventKind
+from slurm_watchdog.model.node_events import LINK_PLACE, OUR_DRAIN, NodeEvent, NodeEventKind, NodeSuspicion
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import is_drained

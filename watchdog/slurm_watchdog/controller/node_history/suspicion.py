@@ -20,8 +20,7 @@ from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.detect.suspect_node import SUSPECT_FROM
 from slurm_watchdog.model.incidents import Culprit, Finding, Incident, IncidentState
-from slurm_watchdog.model.node_documents import NodeSuspicion
-from slurm_watchdog.model.node_events import LINK_PLACE, MOUNT_PLACE, NodeEvent, NodeEventKind
+from slurm_watchdog.model.node_events import LINK_PLACE, MOUNT_PLACE, NodeEvent, NodeEventKind, NodeSuspicion
 
 DAY_S = 86400.0
 WINDOW_S = 14 * DAY_S

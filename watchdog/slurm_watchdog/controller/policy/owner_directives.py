@@ -18,8 +18,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.actions import Rung
-from slurm_watchdog.model.comment_words import RUN_LIMITS, limit_of, words_in
-from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.slurm import RUN_LIMITS, SlurmJob, limit_of, words_in
 
 OFF = frozenset({"off", "no", "none", "never", "false", "0", "observe", "disable", "disabled"})
 ON = frozenset({"on", "yes", "true", "1"})

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from slurm_watchdog.model.links import Link
 from slurm_watchdog.model.node_view import LinkView, Rise
+from slurm_watchdog.model.observations import Link
 
 FLAP_S = 3600.0  # A link that went down is held to have flapped for so long.
 MAX_TIMES = 32

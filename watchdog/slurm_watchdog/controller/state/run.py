@@ -22,10 +22,9 @@ from slurm_watchdog.diagnose.logs.root_cause import logged_error
 from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.collective_records import RecordSet
-from slurm_watchdog.model.dump_rows import Motion, Steady
 from slurm_watchdog.model.evidence import OwnWords, ProcessStack
 from slurm_watchdog.model.observations import Checkpoint, Event, LogFile, Process, Role
-from slurm_watchdog.model.past_runs import PastRun, RankLocation
+from slurm_watchdog.model.past_runs import Motion, PastRun, RankLocation, Steady
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING
 from slurm_watchdog.model.supervisor import BATCH_STEP, SupervisorStatus

@@ -12,7 +12,7 @@ from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Gpu, Process, Role
-from slurm_watchdog.model.rank_waits import WHOLE, DumpedRank, RankKey, WaitBlock, WaitDump
+from slurm_watchdog.model.past_runs import WHOLE, DumpedRank, RankKey, WaitBlock, WaitDump
 
 BLOCK_S = 60.0  # Of one block. How long a rank has run is read every 12 ticks: a minute.
 MOST = 255  # Seconds, or looks, of one block: what a byte holds.

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from slurm_watchdog.diagnose.stacks.places import RankPlace, is_waiting_room, locate, normal_file, place_of
 from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
 from slurm_watchdog.knowledge.stack_frames import WAITING, WORK, Place, has_word
-from slurm_watchdog.model.dump_rows import Steady
 from slurm_watchdog.model.evidence import Frame, ProcessStack
+from slurm_watchdog.model.past_runs import Steady
 
 MAX_STACKS = 64  # More ranks than these are not followed.
 LOOKS = 8  # Different stacks, line by line, that a small loop may show.

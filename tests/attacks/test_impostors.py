@@ -30,7 +30,7 @@ from slurm_watchdog.agent.delivery.channel import MAX_REPLY_BYTES, Channel, unix
 from slurm_watchdog.agent.delivery.munge_connection import ProvenConnection
 from slurm_watchdog.agent.delivery.sender import Sender, Spool, connect
 from slurm_watchdog.base import clock
-from slurm_watchdog.config.security import Security
+from slurm_watchdog.config.agent import Security
 from slurm_watchdog.identity.munge_decoder import MungeProcess
 from slurm_watchdog.identity.munge_protocol import decode_offer
 from slurm_watchdog.identity.munge_sessions import Sessions

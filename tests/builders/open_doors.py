@@ -16,8 +16,8 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.config.agent import Security
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.config.security import Security
 from slurm_watchdog.controller.api.doors import make_app
 from slurm_watchdog.controller.api.routes import PAGE_ROUTES, ROUTES, Route
 from slurm_watchdog.controller.api.web_page import make_page

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.slurm import parse
-from slurm_watchdog.slurm.fields import all_or_none
+from slurm_watchdog.slurm.node_names import all_or_none
 
 
 def parse_jobs(text: str, marks: parse.Marks) -> tuple[SlurmJob, ...]:

@@ -80,7 +80,7 @@ assert b" 200 " in api.recv(64)
 REPORT = _python("""
 from slurm_watchdog.agent.delivery.channel import Proven
 from slurm_watchdog.agent.delivery.sender import connect
-from slurm_watchdog.config.security import Security
+from slurm_watchdog.config.agent import Security
 from slurm_watchdog.model.report import (Report)
 from slurm_watchdog.wire.codec import encode_report
 security = Security(mode="munge", tls_directory="", controller_user="slurm-watchdog", munge_socket="")

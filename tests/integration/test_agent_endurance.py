@@ -99,7 +99,7 @@ class Endurance:
         from slurm_watchdog.agent.service import Service
         from slurm_watchdog.base import clock, loop
         from slurm_watchdog.config.agent import Agent as AgentSettings
-        from slurm_watchdog.config.security import Security
+        from slurm_watchdog.config.agent import Security
         from tests.trusting import trusting
 
         self._real = clock.monotonic

@@ -17,8 +17,8 @@ from slurm_watchdog.agent.reload.settings import Settings, read_settings, settin
 from slurm_watchdog.agent.service import run_agent
 from slurm_watchdog.agent.workers.become_user import HELPERS
 from slurm_watchdog.cli.main import main
+from slurm_watchdog.config.agent import Security
 from slurm_watchdog.config.loading import parse_config
-from slurm_watchdog.config.security import Security
 from tests import helper_process
 
 TEXT = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_watchdog.base.shortened import shortened
+from slurm_watchdog.base.text import shortened
 
 
 @pytest.mark.parametrize(

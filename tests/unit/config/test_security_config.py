@@ -6,9 +6,9 @@ from typing import get_args
 
 import pytest
 
+from slurm_watchdog.config.agent import Identity, Security
 from slurm_watchdog.config.converting import options_of
 from slurm_watchdog.config.loading import ConfigError, parse_config
-from slurm_watchdog.config.security import Identity, Security
 from slurm_watchdog.identity.transport import Transport
 
 AWAY = "controller: {listen: '0.0.0.0:9765'}\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.base.listening import why_not_address
+from slurm_watchdog.base.descriptors import why_not_address
 from slurm_watchdog.base.python310 import run_code
 from slurm_watchdog.config.loading import load_config, parse_config
 from slurm_watchdog.config.schema import Config

@@ -22,7 +22,7 @@ from slurm_watchdog.model.incidents import Silence
 from slurm_watchdog.model.node_events import NodeEvent
 from slurm_watchdog.model.slurm import SlurmPerson
 from slurm_watchdog.slurm.command_line import parse_people
-from slurm_watchdog.slurm.fields import ParseError
+from slurm_watchdog.slurm.node_names import ParseError
 from tests.builders.asking import asked
 from tests.builders.open_doors import OWNER, STRANGE, Controller
 

@@ -41,7 +41,7 @@ from collections import Counter
 from slurm_watchdog.agent.delivery.sender import connect_in_turn
 from slurm_watchdog.agent.delivery.sender import Sender
 from slurm_watchdog.agent.delivery.spool import Spool
-from slurm_watchdog.config.security import Security
+from slurm_watchdog.config.agent import Security
 from slurm_watchdog.model.report import Report
 
 node, directory, urls = sys.argv[1], sys.argv[2], sys.argv[3:]

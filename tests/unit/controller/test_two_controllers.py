@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from slurm_watchdog.agent.delivery.sender import Sender, connect_in_turn
 from slurm_watchdog.agent.delivery.spool import Spool
-from slurm_watchdog.config.security import Security
+from slurm_watchdog.config.agent import Security
 from slurm_watchdog.journal.lease import EXIT_CODE
 from slurm_watchdog.model.documents import Paused, PauseRequest, Status
 from slurm_watchdog.model.report import Report

@@ -19,7 +19,7 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.doctor import cluster, finding, node, script
 from slurm_watchdog.doctor.finding import Advice, Level, Names, examine, exit_code, rules
 from slurm_watchdog.model.documents import Status
-from slurm_watchdog.slurm.access import Access, hides_jobs, token_note
+from slurm_watchdog.slurm.command_line import Access, hides_jobs, token_note
 from tests.builders.cli import job, status
 from tests.builders.identity_door import listening
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.agent.delivery.sender import Sender, Spool, connect, in_words
-from slurm_watchdog.config.security import Security
+from slurm_watchdog.config.agent import Security
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context, names_of
 from slurm_watchdog.model.report import Report

@@ -15,16 +15,16 @@ from slurm_watchdog.controller.policy.guards import why_not
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
-from slurm_watchdog.slurm.access import (
+from slurm_watchdog.slurm.client import SlurmUnavailable
+from slurm_watchdog.slurm.command_line import (
     Access,
+    CommandLineSlurm,
     hides_jobs,
     parse_config,
     token_ends_at,
     token_note,
     why_not_requeue_het,
 )
-from slurm_watchdog.slurm.client import SlurmUnavailable
-from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import Commands
 from slurm_watchdog.slurm.listings import Listings, merge_components
 from tests.builders.views import slurm_job

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_watchdog.slurm import options, parse
-from slurm_watchdog.slurm.fields import ParseError
+from slurm_watchdog.slurm.node_names import ParseError
 
 MARKS = parse.Marks("q7f", "q8r")
 PLAIN = {

@@ -17,7 +17,7 @@ from slurm_watchdog.model import slurm_states
 from slurm_watchdog.model.slurm import SlurmJob, can_be_named
 from slurm_watchdog.slurm import parse
 from slurm_watchdog.slurm.client import MAY_CHANGE, REFUSALS, Refusal, SlurmRefused, SlurmUnavailable, parse_refusal
-from slurm_watchdog.slurm.fields import ParseError
+from slurm_watchdog.slurm.node_names import ParseError
 from slurm_watchdog.slurm.request_guard import raise_unless_requeued
 from tests.builders.slurm_listings import parse_jobs, parse_nodes
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.slurm import parse, pyslurm_child
-from slurm_watchdog.slurm.fields import ParseError, all_or_none
+from slurm_watchdog.slurm.node_names import ParseError, all_or_none
 from slurm_watchdog.slurm.pyslurm_client import dependency_text, list_jobs, list_nodes
 from tests.builders.slurm_listings import parse_jobs, parse_nodes
 

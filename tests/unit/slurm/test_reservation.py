@@ -6,7 +6,7 @@ import pytest
 
 from slurm_watchdog.model.slurm import Reservation
 from slurm_watchdog.slurm.command_line import list_reservations
-from slurm_watchdog.slurm.fields import ParseError
+from slurm_watchdog.slurm.node_names import ParseError
 
 ONE = (
     "ReservationName=maint StartTime=1795500000 EndTime=1795507200 Duration=02:00:00 Nodes=n[1-3] NodeCnt=3 CoreCnt=6 "

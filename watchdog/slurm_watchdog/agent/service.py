@@ -22,7 +22,7 @@ from slurm_watchdog.agent.reload.settings import NO_CONTROLLER, Settings, become
 from slurm_watchdog.agent.workers.become_user import serve_alone, why_too_mighty
 from slurm_watchdog.agent.workers.spawner import SpawnerDied
 from slurm_watchdog.base import clock, loop
-from slurm_watchdog.base.json_schema import JSON_SCHEMA_VERSION
+from slurm_watchdog.base.commit import JSON_SCHEMA_VERSION
 from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.config.types import split_address
 from slurm_watchdog.model.protocol import CollectEvidence, DumpStacks

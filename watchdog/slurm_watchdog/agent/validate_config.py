@@ -16,7 +16,7 @@ import msgspec
 import slurm_watchdog.agent.service  # noqa: F401 -- what is installed now has to be loadable
 from slurm_watchdog.agent.reload.settings import NO_CONTROLLER, Settings, settings_of
 from slurm_watchdog.agent.workers.answer_types import ConfigCheck
-from slurm_watchdog.base.listening import why_not_address
+from slurm_watchdog.base.descriptors import why_not_address
 from slurm_watchdog.config.loading import ConfigError, load_config
 from slurm_watchdog.config.types import split_address
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles

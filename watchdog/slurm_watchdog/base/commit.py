@@ -1,4 +1,5 @@
-"""The commit of which this program was made: as the build has written it down, else that of the checkout around it."""
+"""The commit of which this program was made: as the build has written it down, else that of the checkout around it;
+and the version of the JSON that commands print."""
 
 from __future__ import annotations
 
@@ -34,3 +35,6 @@ def commit_of(checkout: Path) -> str:
         return next((line.split()[0] for line in lines if line.endswith(f" {name}")), "")
     except OSError:
         return ""
+
+
+JSON_SCHEMA_VERSION = 1  # Rises when a key is taken away or changes its meaning, not when one is added.

@@ -202,8 +202,7 @@ def is_archive(data: bytes) -> bool:
 
 def _of_each_node(dump: Dump) -> Iterator[Dump]:
     """A dump that several nodes wrote alike (`gpu[01-02]`, as `clush -b` and `dshbak -c` print it) is one of each."""
-    from slurm_watchdog.slurm.fields import ParseError
-    from slurm_watchdog.slurm.node_names import expand_nodes
+    from slurm_watchdog.slurm.node_names import ParseError, expand_nodes
 
     nodes: Sequence[str] = (dump.header.host,)
     if "[" in dump.header.host or "," in dump.header.host:

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from slurm_watchdog.base.json_schema import JSON_SCHEMA_VERSION
+from slurm_watchdog.base.commit import JSON_SCHEMA_VERSION
 from slurm_watchdog.cli.terminal import NO_HEADER, clean
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ seconds_of = parsed(_seconds)
 def expand_nodes(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> list[str]:
     """A callback of an option: the names in `n7` and `n[1-3,7]`. Raises click.BadParameter."""
     from slurm_watchdog.slurm import node_names
-    from slurm_watchdog.slurm.fields import ParseError
+    from slurm_watchdog.slurm.node_names import ParseError
 
     nodes: list[str] = []
     for each in value:

@@ -179,7 +179,7 @@ def run(command: tuple[str, ...], job_id: str | None, **options: Any) -> None:
 def _watch_job(job_id: str, options: Mapping[str, Any]) -> NoReturn:
     """Watches a job that is there."""
     from slurm_watchdog.base import log_setup
-    from slurm_watchdog.base.os_errors import describe
+    from slurm_watchdog.base.descriptors import describe
     from slurm_watchdog.config.loading import ConfigError
     from slurm_watchdog.identity.secret_files import IdentityError
     from slurm_watchdog.journal.journal import JournalError
@@ -203,7 +203,7 @@ def _watch_job(job_id: str, options: Mapping[str, Any]) -> NoReturn:
 
 def _run_alone(wanted: Wanted, allocation: Allocation | None, asked: SimpleNamespace) -> NoReturn:
     from slurm_watchdog.base import clock, log_setup
-    from slurm_watchdog.base.os_errors import describe
+    from slurm_watchdog.base.descriptors import describe
     from slurm_watchdog.config.schema import Config
     from slurm_watchdog.journal.journal import JournalError
     from slurm_watchdog.standalone import run as service

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Final
 
-from slurm_watchdog.config.agent import Agent
+from slurm_watchdog.config.agent import Agent, Security
 from slurm_watchdog.config.controller import Controller, Jobs, Slurm
 from slurm_watchdog.config.detectors import Detectors
 from slurm_watchdog.config.notify import Notify
 from slurm_watchdog.config.policy import Exceptions, Policy
-from slurm_watchdog.config.security import Security
 from slurm_watchdog.config.types import (
     AbsolutePath,
     Count,

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.listening import why_not_address
+from slurm_watchdog.base.descriptors import why_not_address
 from slurm_watchdog.base.loop import HANDLED_SIGNALS
 from slurm_watchdog.config.loading import ConfigError, load_config
 from slurm_watchdog.config.schema import Config

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from slurm_watchdog.base.shortened import shortened
+from slurm_watchdog.base.text import shortened
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.diagnose.logs.reported_run import attributed_errors
 from slurm_watchdog.diagnose.logs.root_cause import running

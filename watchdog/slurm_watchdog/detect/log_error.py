@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.job_state import dead_for_s
 from slurm_watchdog.analysis.memory_kills import OOM_KILL
 from slurm_watchdog.analysis.progress_limit import makes_steps, progress_limit
-from slurm_watchdog.base.shortened import shortened
+from slurm_watchdog.base.text import shortened
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
 from slurm_watchdog.diagnose.logs.root_cause import LEFT_FIRST, Cause, culprit_of, find_cause, running, work_lost

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.links import complaints, rates_of, rising_of
 from slurm_watchdog.analysis.unlike_peers import facts_of
 from slurm_watchdog.base.averages import median
-from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.text import shortened
 from slurm_watchdog.detect import slow_job
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, each_job

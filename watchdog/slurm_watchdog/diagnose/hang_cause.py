@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.memory_kills import Kills, kills_in_job, why_not
-from slurm_watchdog.base.shortened import EXCERPT_CHARS, shortened
+from slurm_watchdog.base.text import EXCERPT_CHARS, shortened
 from slurm_watchdog.diagnose.culprit_words import describe_all
 from slurm_watchdog.diagnose.logs.reported_run import AttributedError, attributed_errors
 from slurm_watchdog.diagnose.logs.root_cause import running

@@ -12,7 +12,7 @@ from slurm_watchdog.analysis.job_state import has_trained, last_error, made_last
 from slurm_watchdog.analysis.learned_limit import Limit
 from slurm_watchdog.analysis.progress_limit import GROWS_S, LoopClock, has_grown_within, look_apart_s
 from slurm_watchdog.analysis.rank_activity import LoopState, are_at_work
-from slurm_watchdog.base.shortened import shortened
+from slurm_watchdog.base.text import shortened
 from slurm_watchdog.diagnose.culprit_words import describe, what_they_do
 from slurm_watchdog.diagnose.stacks.places import locate, waits_for_own_thread
 from slurm_watchdog.diagnose.stacks.sentences import group_words

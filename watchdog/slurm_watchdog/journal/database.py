@@ -1,12 +1,13 @@
-"""The database below the journal: transactions that are on the disk when they are over, and what its failures mean."""
+"""The database below the journal: transactions that are on the disk when they are over, what its failures mean, and
+values of one type in one table."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -32,6 +33,7 @@ no one up for long, and a controller that was stopped in the middle of a transac
 log = logging.getLogger(__name__)
 
 V = TypeVar("V")
+D = TypeVar("D", bound=msgspec.Struct)
 Row = dict[str, Any]
 Write = tuple[sa.Executable, Sequence[Row]]
 """A statement that takes one row, and rows. The statement is a constant: rows of the same one go out together."""
@@ -276,3 +278,63 @@ def open_engine(url: sa.URL, busy_ms: int = BUSY_MS, *, read_only: bool = False)
         connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 
     return engine
+
+
+class Documents(Generic[D]):
+    """The values of `kind` in `table`, of which `key` names one. A field that has a column of its name is in it; where
+    there is a column `document`, the whole value is in there. They are listed in the `order` of columns."""
+
+    def __init__(self, database: Database, table: sa.Table, kind: type[D], *key: str, order: str = "at") -> None:
+        self.c = table.c
+        """The columns, for conditions."""
+        self._database, self._table, self._kind, self._key = database, table, kind, key
+        self._order = [table.c[name] for name in order.split()]
+        self._fields = [name for name in kind.__struct_fields__ if name in table.c]
+        self._whole = "document" in table.c
+        self._insert = sa.insert(table)
+        self._drop = sa.delete(table).where(*(table.c[name] == sa.bindparam(f"saved_{name}") for name in key))
+
+    def add(self, value: D) -> None:
+        """Write one that is new; the database numbers it where it has no number. The same key twice is an error."""
+        row = {name: each for name, each in self._row(value).items() if each is not None}
+        self._database.put((self._insert, [row]))
+
+    def save(self, value: D) -> None:
+        """Write one as it is now; the one with the same key is replaced."""
+        key = [self._table.name, *(getattr(value, name) for name in self._key)]
+        self._database.put(*self.writes(value), key=str(key))
+
+    def writes(self, value: D) -> tuple[Write, ...]:
+        """What `save` does."""
+        row = self._row(value)
+        return (self._drop, [{f"saved_{name}": row[name] for name in self._key}]), (self._insert, [row])
+
+    def find(self, *conditions: sa.ColumnElement[bool], newest: int | None = None) -> list[D]:
+        """All that meet these conditions, oldest first; or the `newest` so many, newest first."""
+        query = sa.select(self.c.document if self._whole else self._table).where(*conditions)
+        order = self._order if newest is None else [column.desc() for column in self._order]
+        rows = self._database.rows(query.order_by(*order).limit(newest))
+        if self._whole:
+            return [self._database.decode(text, self._kind) for (text,) in rows]
+        return [value_of(row, self._kind) for row in rows]
+
+    def of(self, **values: Iterable[object]) -> list[D]:
+        """Those that have one of these values in one of the columns."""
+        return self.find(sa.or_(*(self.c[name].in_(list(some)) for name, some in values.items())))
+
+    def open(self) -> list[D]:
+        """Those that are not over."""
+        return self.find(self.c.ended_at.is_(None))
+
+    def since(self, at: float) -> list[D]:
+        """Those of this date and later."""
+        return self.find(self.c.at >= at)
+
+    def prune(self, before: float, column: str = "at") -> int:
+        """Remove those with an earlier date in `column`; how many these were."""
+        return self._database.change(sa.delete(self._table).where(self.c[column] < before))
+
+    def _row(self, value: D) -> dict[str, Any]:
+        row = {name: getattr(value, name) for name in self._fields}
+        row = {name: plain(str(each)) if isinstance(each, str) else each for name, each in row.items()}
+        return row | {"document": encode(value)} if self._whole else row

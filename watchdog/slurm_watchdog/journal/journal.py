@@ -18,8 +18,7 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.journal.database import Database, JournalError, encode, plain, value_of
-from slurm_watchdog.journal.documents import Documents
+from slurm_watchdog.journal.database import Database, Documents, JournalError, encode, plain, value_of
 from slurm_watchdog.journal.evidence import SqlEvidence
 from slurm_watchdog.journal.outbox import SqlOutbox
 from slurm_watchdog.journal.tables import (

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from slurm_watchdog.journal.database import Database
-from slurm_watchdog.journal.documents import Documents
+from slurm_watchdog.journal.database import Database, Documents
 from slurm_watchdog.journal.tables import ACTION_ENDS, DECISIONS, INCIDENTS, JOB_RUNS
 from slurm_watchdog.model.actions import Action, ActionEnd, Decision, Verdict
 from slurm_watchdog.model.incidents import Incident

@@ -1,4 +1,5 @@
-"""Judgement: findings of detectors, the incidents that they become, what people are not notified of, and where jobs hung."""
+"""Judgement: findings of detectors, the incidents that they become, what people are not notified of, and
+where jobs hung."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What agents see: processes, logs, GPUs, mounts, checkpoints, kernel events, links, and how much of what has a limit is
-used."""
+"""What agents see: processes, logs, GPUs, mounts, checkpoints, kernel events, links, and what is used of what has a
+limit."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Runs of a job that are over, and what is remembered of one from look to look: error lines, ranks that loop or wait, how
-fast it was on which nodes. Pure."""
+"""Runs of a job that are over, and what is remembered of one from look to look: error lines, ranks that loop or wait,
+how fast it was on which nodes. Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What is kept of a run of a job for reports: when it ran, on how many nodes, and which steps it made; and what a report
-counts of it."""
+"""What is kept of a run of a job for reports: when it ran, on how many nodes, and which steps it made; and what a
+report counts of it."""
 
 from __future__ import annotations
 

@@ -181,7 +181,9 @@ def is_unkillable(processes: Sequence[Process], for_s: float) -> bool:
     )
 
 
-def why_not_set_down(job: SlurmJob, node: SlurmNode, jobs: Sequence[SlurmJob], partial: str, *, unkillable: bool = False) -> str:
+def why_not_set_down(
+    job: SlurmJob, node: SlurmNode, jobs: Sequence[SlurmJob], partial: str, *, unkillable: bool = False
+) -> str:
     """Why a node on which the old run of `job` does not end must not be set DOWN; empty if it may.
 
     Either Slurm itself has given the node up, or no one has drained it and its agent shows a process that

@@ -13,7 +13,7 @@ from slurm_watchdog.model.slurm_states import may_hold_nodes
 from slurm_watchdog.slurm import parse
 from slurm_watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable, parse_refusal
 from slurm_watchdog.slurm.commands import Answer, Commands, first_line, gather
-from slurm_watchdog.slurm.fields import Listed, all_or_none
+from slurm_watchdog.slurm.node_names import Listed, all_or_none
 
 LISTING = ("--local", "--all", "--states=all", "--array")
 """This cluster only, hidden partitions too, whatever the state; and each element of an array on a line of its

@@ -1,16 +1,16 @@
-"""Node sets as Slurm writes them, into names, and back. Pure."""
+"""Node sets as Slurm writes them, into names, and back; and one row of a listing, field by field: what cannot be read
+is unknown, noted by name, and spoils nothing else. Pure."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import TypeVar
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
-
-from slurm_watchdog.slurm.fields import ParseError
 
 MAX_NODES = 65_536  # Nodes in one list: Slurm's own limit is 64 k (slurm.conf(5), MAX_SLURM_NODES).
 
@@ -67,3 +67,38 @@ class Names:
     user: str
     name: str
     batch_host: str
+
+
+T = TypeVar("T")
+Raw = TypeVar("Raw")
+
+
+class ParseError(ValueError):
+    """Output that is cut short, or not what was asked for. Never take it for an empty answer."""
+
+
+Listed = tuple[tuple[T, ...], tuple[str, ...]]
+"""What was listed, and a sentence about each row that had to be left out."""
+
+
+def all_or_none(listed: Listed[T]) -> tuple[T, ...]:
+    """The rows of a listing. Raises ParseError if one was left out."""
+    rows, dropped = listed
+    if dropped:
+        raise ParseError(dropped[0])
+    return rows
+
+
+@dataclass
+class Fields:
+    """Reads the fields of one row and remembers which of them could not be read."""
+
+    unreadable: list[str] = field(default_factory=list)  # Names as in `SlurmJob` and `SlurmNode`.
+
+    def read(self, name: str, rule: Callable[[Raw], T], raw: Raw, unknown: T) -> T:
+        """`rule(raw)`; `unknown` where the rule cannot read it."""
+        try:
+            return rule(raw)
+        except (ValueError, TypeError, OverflowError):
+            self.unreadable.append(name)
+            return unknown

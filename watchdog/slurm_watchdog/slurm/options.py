@@ -10,7 +10,7 @@ import math
 import re
 
 from slurm_watchdog.model.slurm_states import HAD_PROCESSES
-from slurm_watchdog.slurm.fields import ParseError, all_or_none
+from slurm_watchdog.slurm.node_names import ParseError, all_or_none
 from slurm_watchdog.slurm.parse import Marks, checked_id, parse_count, split_table
 
 OPTION_FIELDS = (

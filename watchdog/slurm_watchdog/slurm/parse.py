@@ -20,8 +20,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import HELD, REQUEUED
-from slurm_watchdog.slurm.fields import Fields, Listed, ParseError, all_or_none
-from slurm_watchdog.slurm.node_names import Names, expand_nodes
+from slurm_watchdog.slurm.node_names import Fields, Listed, Names, ParseError, all_or_none, expand_nodes
 from slurm_watchdog.wire.redact_values import mask_words
 
 JOB_ID = re.compile(r"\d{1,10}(_\d{1,10})?", re.ASCII)  # One job, or one element of an array, as scontrol takes it.

@@ -31,9 +31,8 @@ from slurm_watchdog.slurm import parse, pyslurm_child
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import ALWAYS, Commands, Right, clean_environment, first_line, run
-from slurm_watchdog.slurm.fields import Fields, Listed, ParseError
 from slurm_watchdog.slurm.listings import Listings, view_of
-from slurm_watchdog.slurm.node_names import expand_nodes
+from slurm_watchdog.slurm.node_names import Fields, Listed, ParseError, expand_nodes
 from slurm_watchdog.slurm.request_guard import Backoff, Observe
 
 LOG = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from slurm_watchdog.model import slurm_states
 from slurm_watchdog.model.slurm import ELEMENTS, SlurmJob, SlurmNode
 from slurm_watchdog.slurm import parse
 from slurm_watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable
-from slurm_watchdog.slurm.fields import ParseError
+from slurm_watchdog.slurm.node_names import ParseError
 
 T = TypeVar("T")
 

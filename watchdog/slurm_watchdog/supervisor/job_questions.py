@@ -10,8 +10,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from slurm_watchdog.base.deadline import timeout
-from slurm_watchdog.slurm.fields import ParseError
-from slurm_watchdog.slurm.node_names import expand_nodes
+from slurm_watchdog.slurm.node_names import ParseError, expand_nodes
 from slurm_watchdog.supervisor.endings import LAST_S, late_words
 
 ANSWER_S = 3.0  # For slurmctld to answer: one that is asked in vain holds nothing up.

@@ -22,8 +22,7 @@ import psutil
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.knowledge.checkpoint_options import directories_in
-from slurm_watchdog.slurm.fields import ParseError
-from slurm_watchdog.slurm.node_names import expand_nodes
+from slurm_watchdog.slurm.node_names import ParseError, expand_nodes
 from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.given_input import GivenInput
 from slurm_watchdog.supervisor.job_questions import JobQuestions

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from slurm_watchdog.identity.tls_errors import HANDSHAKE_REASONS
+from slurm_watchdog.identity.tls import HANDSHAKE_REASONS
 
 MAX_CONNECTIONS = 32_768  # Three for each of ten thousand agents: one that was lost counts until it is swept.
 SPARE_FILES = 512

@@ -30,7 +30,7 @@ from slurm_watchdog.agent.delivery.channel import (
 )
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
 from slurm_watchdog.base import clock
-from slurm_watchdog.config.security import Security
+from slurm_watchdog.config.agent import Security
 from slurm_watchdog.identity.secret_files import TlsFiles
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report

@@ -19,9 +19,8 @@ from slurm_watchdog.agent.workers.request_types import (
     WorkerState,
 )
 from slurm_watchdog.base import clock
-from slurm_watchdog.base.descriptors import closing, opened
+from slurm_watchdog.base.descriptors import closing, describe, opened
 from slurm_watchdog.base.mounts import mount_of, read_mounts
-from slurm_watchdog.base.os_errors import describe
 from slurm_watchdog.model.kill_switch import compose_line, parse_line
 from slurm_watchdog.model.observations import MountProbe
 

@@ -24,7 +24,7 @@ from slurm_watchdog.agent.helper.requests import MAX_REQUEST, Dispatch, RefusedE
 from slurm_watchdog.agent.proc.kmsg import KERNEL_LOG, KmsgFile
 from slurm_watchdog.agent.workers.child import decode, encode, fork_worker, say_no_start
 from slurm_watchdog.base import clock, loop
-from slurm_watchdog.base.os_errors import describe
+from slurm_watchdog.base.descriptors import describe
 from slurm_watchdog.identity.transport import peer_of
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.agent.files.safe_open import check_regular, open_log
 from slurm_watchdog.agent.logs.position import ANCHOR, FilePosition, Identity, LineBuffer, again, goes_on
-from slurm_watchdog.base.os_errors import describe
+from slurm_watchdog.base.descriptors import describe
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.diagnose.logs.timestamps import stamp_of
 from slurm_watchdog.knowledge.frameworks import recognise

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_watchdog.base.os_errors import describe
+from slurm_watchdog.base.descriptors import describe
 from slurm_watchdog.model.observations import FaultSeverity
 from slurm_watchdog.parse.kernel_log.line import KernelFact
 

@@ -35,9 +35,8 @@ from slurm_watchdog.agent.proc.files import (
 from slurm_watchdog.agent.processes.owner import parse_uids
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.request_types import SignalProcess, WorkerState
-from slurm_watchdog.base.descriptors import closing
+from slurm_watchdog.base.descriptors import closing, describe
 from slurm_watchdog.base.mounts import strip_deleted
-from slurm_watchdog.base.os_errors import describe
 from slurm_watchdog.knowledge.gpu_daemons import COMMS, MAX_NAME, is_system_service
 from slurm_watchdog.model.observations import ProcessOnGpu
 from slurm_watchdog.model.protocol import ProcessEnd

@@ -14,8 +14,7 @@ import msgspec
 
 from slurm_watchdog.base.python310 import run_module
 from slurm_watchdog.base.structs import picked
-from slurm_watchdog.config.agent import Agent
-from slurm_watchdog.config.security import Security
+from slurm_watchdog.config.agent import Agent, Security
 from slurm_watchdog.knowledge.site_rows import SiteText
 
 if TYPE_CHECKING:

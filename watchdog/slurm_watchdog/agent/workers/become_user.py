@@ -12,7 +12,7 @@ import pwd
 import struct
 from collections.abc import Iterable
 
-from slurm_watchdog.base.os_errors import describe
+from slurm_watchdog.base.descriptors import describe
 
 CAPABILITY_VERSION_3 = 0x20080522  # linux/capability.h
 CAP_DAC_READ_SEARCH = 2  # linux/capability.h

@@ -29,7 +29,7 @@ import msgspec
 
 from slurm_watchdog.agent.workers.become_user import become
 from slurm_watchdog.agent.workers.request_types import WorkerState
-from slurm_watchdog.base.os_errors import describe
+from slurm_watchdog.base.descriptors import describe
 
 CPU_S = 5.0  # Of CPU time for one request: half of the usual deadline (agent.probe_deadline), far beyond any look.
 CPU_OF_S: Mapping[str, float] = {"dump_stacks": 20.0, "read_gpus": 60.0}

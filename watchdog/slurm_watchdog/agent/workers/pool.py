@@ -46,8 +46,8 @@ from slurm_watchdog.agent.workers.worker import (
     why_silent,
 )
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.descriptors import describe
 from slurm_watchdog.base.loop import Waiter, wait_readable
-from slurm_watchdog.base.os_errors import describe
 from slurm_watchdog.model.observations import HungProbe
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from contextlib import suppress
 from slurm_watchdog.agent.proc.kmsg import KmsgFile
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.child import Functions, child_main, decode, encode, spawn_for_ever
+from slurm_watchdog.base.descriptors import describe
 from slurm_watchdog.base.loop import Waiter, wait_readable
-from slurm_watchdog.base.os_errors import describe
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from markupsafe import Markup
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.text import duration, fold, one_line, plural
-from slurm_watchdog.config.security import Security
+from slurm_watchdog.config.agent import Security
 from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.api.answers import Api, CommandSources
 from slurm_watchdog.controller.api.asking import Asked, RequestRefused, UserLookup, person_of

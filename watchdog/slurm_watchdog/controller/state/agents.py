@@ -17,8 +17,7 @@ from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.supervisor import FRESH_S, JobSupervisor, Sighting, SupervisorStatus
 from slurm_watchdog.wire.codec import MAX_BYTES
-from slurm_watchdog.wire.delta import delta_base, make_whole
-from slurm_watchdog.wire.shared_values import with_shared_values
+from slurm_watchdog.wire.delta import delta_base, make_whole, with_shared_values
 
 MAX_STRANGERS = 256
 """Nodes that report and that Slurm does not list: agents of `attach` or of a test, and a listing that is late."""

@@ -12,9 +12,8 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from slurm_watchdog.base.late_regex import late_regex
-from slurm_watchdog.base.shortened import EXCERPT_CHARS, shortened
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.base.text import duration
+from slurm_watchdog.base.text import EXCERPT_CHARS, duration, shortened
 from slurm_watchdog.diagnose.logs.own_words import who_failed_first, words_of
 from slurm_watchdog.diagnose.logs.ranks import closed_by_torchrun, rank_in_table, tasks_that_failed
 from slurm_watchdog.diagnose.logs.reported_run import (

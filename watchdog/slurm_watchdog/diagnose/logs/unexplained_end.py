@@ -8,8 +8,7 @@ import signal
 from collections.abc import Sequence
 
 from slurm_watchdog.base.late_regex import late_regex
-from slurm_watchdog.base.shortened import shortened
-from slurm_watchdog.base.text import listed
+from slurm_watchdog.base.text import listed, shortened
 from slurm_watchdog.diagnose.logs.attribution import rank_of_dead_process, task_of
 from slurm_watchdog.diagnose.logs.case import LogCase, LogVerdict, after_step, rank_words, sentence
 from slurm_watchdog.diagnose.logs.collective_timeouts import Suspects, group_is_all, lost_rank, suspects_of

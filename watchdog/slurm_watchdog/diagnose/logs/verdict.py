@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from slurm_watchdog.base.late_regex import late_regex
-from slurm_watchdog.base.shortened import shortened
-from slurm_watchdog.base.text import listed, plural
+from slurm_watchdog.base.text import listed, plural, shortened
 from slurm_watchdog.diagnose.logs.attribution import (
     GPU_NAMES,
     failed_node,

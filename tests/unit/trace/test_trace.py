@@ -175,6 +175,12 @@ def test_records_that_are_slightly_out_of_order_are_put_in_order() -> None:
     assert (tally.used, tally.skipped) == (200, {})
 
 
+def test_first_lines_far_apart_are_all_used() -> None:
+    found, tally = ordered(*(at(20 * t) for t in range(60)))
+    assert [record.t for record in found] == [20 * t for t in range(60)]
+    assert not tally.skipped
+
+
 def test_a_time_that_goes_back_is_skipped() -> None:
     found, tally = ordered(*(at(t) for t in range(100)), at(3), at(100))
     assert [record.t for record in found] == list(range(101))

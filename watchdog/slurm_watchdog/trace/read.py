@@ -95,9 +95,10 @@ class _Order:
                 self.tally.skip("the time goes back", number)
             return
         heappush(self.waiting, (t, number, record))
-        self.newest = max(self.newest, t)
-        if self.newest - self.floor > 3 * WINDOW_S:
-            yield from self._before(self.newest - WINDOW_S)
+        if t > self.newest:  # which at first is in the middle of the first lines
+            self.newest = t
+            if t - self.floor > 3 * WINDOW_S:
+                yield from self._before(t - WINDOW_S)
 
     def _before(self, until: float) -> Iterator[Any_ | BadLine]:
         """What is older than `until`, in order."""

@@ -1,6 +1,6 @@
 """How much of the agents' or the users' port one address may take: connections, and failures to prove who it is.
 
-Pure and bounded: forgotten addresses are allowed.
+Bounded: forgotten addresses are allowed.
 """
 
 from __future__ import annotations

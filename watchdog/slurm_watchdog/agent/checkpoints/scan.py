@@ -37,8 +37,7 @@ from slurm_watchdog.agent.workers.answer_types import (
 )
 from slurm_watchdog.agent.workers.request_types import ScanCheckpoints, WorkerState
 from slurm_watchdog.base import clock
-from slurm_watchdog.base.descriptors import opened
-from slurm_watchdog.base.descriptors import describe
+from slurm_watchdog.base.descriptors import describe, opened
 from slurm_watchdog.knowledge.checkpoint_layouts import TRACKED_NAMES, TRACKERS, Candidate, parse_tracker, recognise
 
 MAX_ASSESSED = 12  # Of the newest of each layout and directory: more leftovers of crashes are a case for a person.

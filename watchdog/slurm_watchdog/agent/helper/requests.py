@@ -54,8 +54,7 @@ from slurm_watchdog.agent.workers.request_types import (
     WriteSwitch,
 )
 from slurm_watchdog.base import clock
-from slurm_watchdog.base.descriptors import closing
-from slurm_watchdog.base.os_errors import describe
+from slurm_watchdog.base.descriptors import closing, describe
 from slurm_watchdog.model.kill_switch import problem_of_path
 from slurm_watchdog.model.supervisor import MAX_STATUS_BYTES, STATUS_FILE, parse_status
 

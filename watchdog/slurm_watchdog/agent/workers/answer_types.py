@@ -9,8 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.observations import Link
-from slurm_watchdog.model.observations import CallTarget, Checkpoint, Event, Gpu, GpuHealth, LogFile
+from slurm_watchdog.model.observations import CallTarget, Checkpoint, Event, Gpu, GpuHealth, Link, LogFile
 from slurm_watchdog.model.supervisor import SupervisorStatus
 
 

@@ -24,9 +24,8 @@ from slurm_watchdog.model.actions import (
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.protocol import ProcessEnd
-from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, is_unkillable, why_not_set_down
 from slurm_watchdog.model.slurm_states import REQUEUED, STARTED, is_out
-from slurm_watchdog.model.stuck_node import is_unkillable, why_not
 from slurm_watchdog.model.supervisor import SupervisorStatus
 
 SHOWN = 3  # Processes of a node that are named one by one.
@@ -61,7 +60,7 @@ def stuck_nodes(
         why = (
             "Slurm does not list it"
             if node is None
-            else why_not(job, node, jobs, partial, unkillable=is_unkillable(there, unkillable_s))
+            else why_not_set_down(job, node, jobs, partial, unkillable=is_unkillable(there, unkillable_s))
         )
         if not why and out > allowed_out:
             why = (

@@ -35,8 +35,7 @@ CAPS: Final[dict[str, str]] = {
     "evidence": "evidence beyond the share of its job's owner",
     "timeline": "lines in the timeline of one incident",
     "incidents": "open incidents of one job, or of one node",
-}
-"""What is capped -> in words. These are all the labels of the metric."""
+}  # What is capped -> in words. These are all the labels of the metric.
 REPORTED_S = 600.0  # How long an omission is reported.
 MAX_OWNERS = 4096  # Owners that are reported: a few per node.
 

@@ -64,9 +64,7 @@ class Signals:
     def __init__(self) -> None:
         self.stop = False
         self.reload = False
-        self.restart = False
-        """Ends the loop because this process re-executes itself, which systemd must not see as an end. No
-        signal sets it."""
+        self.restart = False  # Ends the loop since this process re-executes itself, which systemd must not see.
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def install(self) -> None:

@@ -35,9 +35,7 @@ class Mount:
     point: str
     fs_type: str
     device: str
-    owner: int | None = None
-    """The ordinary user whose own program serves it (FUSE, `user_id=`): it answers as he likes, and nothing
-    of ours touches it."""
+    owner: int | None = None  # The user whose own program serves it (FUSE, `user_id=`): nothing of ours touches it.
     number: int = field(default=0, compare=False)  # The kernel's, the `mnt_id` of files on it.
 
 

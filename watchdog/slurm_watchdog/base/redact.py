@@ -29,8 +29,7 @@ class SecretKind(msgspec.Struct, frozen=True):
     needles: tuple[str, ...]
     regex: re.Pattern[str]
     is_secret: Test | None = None  # A last look at what the expression matched; None: it is enough.
-    in_long_word: bool = False
-    """It stands in a word of LONG_WORD characters and more: without such a word the row is skipped."""
+    in_long_word: bool = False  # It stands in a word of LONG_WORD characters: without one the row is skipped.
 
 
 LONG_WORD = 20
@@ -38,8 +37,7 @@ _PARTS = {
     "{START}": r"(?<![A-Za-z0-9])",
     "{END}": r"(?![A-Za-z0-9_-])",
     "{QUOTED}": r"(?:\"[^\"]{1,512}\"|'[^']{1,512}'|[^\s&'\",;]{1,512})",
-}
-"""What an expression of the table may have by name."""
+}  # What an expression of the table may have by name.
 _PLAIN_WORD = late_regex(
     "none|null|nil|true|false|str|int|bytes|string|bool|optional|required|yes|no|empty|unset|missing|invalid|incorrect"
     "|authentication|expired|wrong|not|is|was|the|a|for|from|with|changed"
@@ -130,8 +128,7 @@ _ROWS = Path(__file__).with_name("secret_kinds.conf").read_text(encoding="utf-8"
 KINDS = tuple(_kind(row) for row in _ROWS if row and not row.startswith("#"))
 
 MASK = "(masked)"
-MARGIN = 1024
-"""Characters behind a cut that are looked at: of a secret that lies across it, so much is needed to be known as one."""
+MARGIN = 1024  # Characters behind a cut that are looked at: of a secret across it, so much shows what it is.
 MAX_VALUE = 4096  # Characters of a variable that are looked at.
 MAX_ROUNDS = 4  # Once one secret is masked, what stood beside it may be seen to be another.
 PEM_LINES = 200  # A private key has at most so many lines (RSA of 16,384 bits: 198).

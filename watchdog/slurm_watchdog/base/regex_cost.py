@@ -33,8 +33,7 @@ MAX_LENGTH = 300  # Characters of an expression.
 MAX_REPEATS = 12
 MAX_WIDE = 2  # Repeats that match nearly any character.
 MIN_LITERALS = 3  # So many plain characters have to follow a repeat of nearly any character: they say where it ends.
-MAX_OVERLAPS = 2
-"""Repeats that may take characters from one another: each may try as many ways as a line has characters."""
+MAX_OVERLAPS = 2  # Repeats that may take characters from one another: each tries as many ways as a line is long.
 WIDE_CHARS = 80  # So many of the hundred printable characters.
 _ALPHABET = frozenset(map(ord, string.printable))
 _CATEGORIES = {

@@ -160,8 +160,7 @@ def _ranges(numbers: set[int]) -> Iterator[tuple[int, int]]:
 
 
 EXCERPT_CHARS = 160  # Characters of an error's line that a sentence takes up beside other things.
-SHORTEST_WORD_CUT = 0.7
-"""A cut goes back to the end of a word, unless that takes away more than this leaves: then the word itself is cut."""
+SHORTEST_WORD_CUT = 0.7  # A cut goes back to the end of a word, unless less than this would be left.
 
 
 def shortened(text: str, limit: int) -> str:

@@ -67,8 +67,7 @@ class Script(Struct):
     """A batch script."""
 
     path: str
-    directives: Mapping[str, str]
-    """Options of #SBATCH lines that Slurm reads, by their long names; `hetjob`: of several components."""
+    directives: Mapping[str, str]  # #SBATCH options that Slurm reads, by long names; `hetjob`: of components.
     commands: tuple[Command, ...]
     variables: Mapping[str, str]
 

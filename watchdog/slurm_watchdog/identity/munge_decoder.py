@@ -74,8 +74,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 REPLAYED_CODE = 17  # EMUNGE_CRED_REPLAYED of munge.h.
-UNAVAILABLE_CODES = frozenset({1, 5, 6, 7})
-"""EMUNGE_SNAFU, NO_MEMORY, SOCKET, TIMEOUT: nothing is said about the credential."""
+UNAVAILABLE_CODES = frozenset({1, 5, 6, 7})  # EMUNGE_SNAFU, NO_MEMORY, SOCKET, TIMEOUT: nothing about the credential.
 
 
 class MungeProcess:

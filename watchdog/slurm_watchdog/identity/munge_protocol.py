@@ -19,13 +19,10 @@ import msgspec
 
 KEY_BYTES = 32
 SESSION_S = 3600.0  # An agent begins a new session after this time.
-GRACE_S = 300.0
-"""The controller takes it for so much longer: an agent that is busy or cut off does not need a new session in
-the middle."""
+GRACE_S = 300.0  # The controller takes it for so much longer: one that is busy needs no new one in the middle.
 AUTHORIZATION = re.compile(r"Session ([0-9a-f]{32}) ([0-9]{1,15}) ([0-9a-f]{64})")
 CREDENTIAL = re.compile(r"Munge (MUNGE:[A-Za-z0-9+/=]{1,8000}:)")
-STANDBY = "standby"
-"""The word for programs of a controller that waits for the place of the active one: nothing was done."""
+STANDBY = "standby"  # The word for programs of a controller that waits for its turn: nothing was done.
 EPOCH = re.compile(r"[0-9a-f]{32}")
 
 

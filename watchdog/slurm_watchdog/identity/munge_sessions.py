@@ -42,8 +42,7 @@ class Sessions:
     def __init__(self, own_uid: int, agent_uids: frozenset[int], now: Callable[[], float], most: int = MAX_SESSIONS):
         """`own_uid` runs the controller; agents of `agent_uids` are believed, `most` of them at once."""
         self._most = most
-        self.epoch = os.urandom(16).hex()
-        """A random id of this run of the controller."""
+        self.epoch = os.urandom(16).hex()  # A random id of this run of the controller.
         self._own_uid, self._agent_uids, self._now = own_uid, agent_uids, now
         self._of_node: dict[str, AgentSession] = {}
         self._by_id: dict[str, AgentSession] = {}

@@ -50,8 +50,7 @@ class TlsFiles:
         return self.ca, self.revoked, self.certificate, self.key
 
 
-Stamp = tuple[tuple[int, int, int, int], ...]
-"""(device, inode, size, time of change in ns) of each file; zeros for one that is missing."""
+Stamp = tuple[tuple[int, int, int, int], ...]  # (device, inode, size, change in ns) of each file; missing: zeros.
 
 
 def read_stamp(paths: Sequence[str]) -> Stamp:

@@ -154,8 +154,7 @@ class Context:
         self.expires = read_expiry(files)
         """`own` and `authority` -> when that certificate ends, in seconds since the epoch."""
         self.problem = ""
-        self.new_authority = False
-        """Whether the last change was one of the authority or of the revocation list."""
+        self.new_authority = False  # Whether the last change was one of the authority or of the revocation list.
 
     def refresh(self) -> bool:
         """Looks whether the files have changed; True if there is a new context."""
@@ -222,8 +221,7 @@ VERIFY_REASONS: Final[Mapping[int, str]] = {
     21: "unknown_ca",
     23: "revoked",
     26: "wrong_purpose",
-}
-"""X509_V_ERR_* of OpenSSL (x509_vfy.h) -> label of a refusal."""
+}  # X509_V_ERR_* of OpenSSL (x509_vfy.h) -> label of a refusal.
 OPENSSL_REASONS: Final[Mapping[str, str]] = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no_certificate",
     "HTTP_REQUEST": "no_tls",
@@ -234,8 +232,7 @@ OPENSSL_REASONS: Final[Mapping[str, str]] = {
     "SSLV3_ALERT_BAD_CERTIFICATE": "refused_us",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "refused_us",
     "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "refused_us",
-}
-"""Reasons of OpenSSL's own errors (sslerr.h)."""
+}  # Reasons of OpenSSL's own errors (sslerr.h).
 HANDSHAKE_REASONS: Final[Mapping[str, str]] = {
     "no_certificate": "it showed no certificate",
     "expired": "its certificate has expired",
@@ -253,8 +250,7 @@ HANDSHAKE_REASONS: Final[Mapping[str, str]] = {
     "refused_us": "it does not trust our certificate",
     "handshake": "the TLS handshake failed",
     "slow_handshake": "its TLS handshake took too long",
-}
-"""Label -> what it means. These are all the labels there are."""
+}  # Label -> what it means. These are all the labels there are.
 
 ALERTS: Final[Mapping[str, str]] = {
     "CERTIFICATE_REQUIRED": "it wants a certificate of us, and we have none",
@@ -265,5 +261,4 @@ ALERTS: Final[Mapping[str, str]] = {
     "CERTIFICATE_REVOKED": "our certificate was revoked",
     "HTTP_REQUEST": "it does not use TLS",
     "WRONG_VERSION_NUMBER": "it does not use TLS: is `controller` right, and expert.security the same on both ends?",
-}
-"""What the end of OpenSSL's reason means to an agent."""
+}  # What the end of OpenSSL's reason means to an agent.

@@ -18,8 +18,7 @@ __all__ = ["Database", "JournalError", "encode", "open_engine", "plain", "value_
 
 BUSY_MS = 5000
 PRIVATE_MODE = 0o600
-BESIDE = ("-wal", "-shm", "-journal")
-"""What SQLite keeps beside a database; it makes them with the database's own mode."""
+BESIDE = ("-wal", "-shm", "-journal")  # What SQLite keeps beside a database, made with the database's own mode.
 
 NO_URL = "The journal's address is not an SQLAlchemy URL; correct controller.journal_url."
 WAITS = {
@@ -55,10 +54,8 @@ class Database:
         self._check = check
         address = address_of(url)
         self.where = address.render_as_string(hide_password=True)
-        self._open: sa.Connection | None = None
-        """Inside of `together`: its transaction."""
-        self._waiting: dict[sa.Executable, list[Row]] = {}
-        """What `put` was given since, by statement, in the order of the first row of each."""
+        self._open: sa.Connection | None = None  # Inside of `together`: its transaction.
+        self._waiting: dict[sa.Executable, list[Row]] = {}  # What `put` was given, by statement, in that order.
         self._keys: set[str] = set()
         self._failed: JournalError | None = None
         try:
@@ -170,8 +167,7 @@ ADVICE = (
     ("unable to open", "cannot be opened; its directory must exist and be writable for the controller"),
     ("disk I/O error", "cannot be read or written: its disk reports errors; check it before anything else"),
     ("locked", "is in use by another process; only one controller may run"),
-)
-"""What SQLite says, and what it means for the reader."""
+)  # What SQLite says, and what it means for the reader.
 
 
 def explain(error: Exception, where: str) -> JournalError:
@@ -285,8 +281,7 @@ class Documents(Generic[D]):
     there is a column `document`, the whole value is in there. They are listed in the `order` of columns."""
 
     def __init__(self, database: Database, table: sa.Table, kind: type[D], *key: str, order: str = "at") -> None:
-        self.c = table.c
-        """The columns, for conditions."""
+        self.c = table.c  # The columns, for conditions.
         self._database, self._table, self._kind, self._key = database, table, kind, key
         self._order = [table.c[name] for name in order.split()]
         self._fields = [name for name in kind.__struct_fields__ if name in table.c]

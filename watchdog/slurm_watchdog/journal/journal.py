@@ -53,8 +53,7 @@ from slurm_watchdog.model.run_record import RunRecord
 __all__ = ["Journal", "JournalError", "NodeEntry"]
 
 IDS_AT_ONCE = 500  # In one query: databases limit how many values a statement takes.
-OWNERS_AMONG = 2000
-"""Incidents, the newest, among which those of one owner are looked for: each document is searched for them."""
+OWNERS_AMONG = 2000  # The newest incidents, among which those of one owner are looked for in documents.
 DROP_INCIDENT_JOBS = sa.delete(INCIDENT_JOBS).where(INCIDENT_JOBS.c.incident_id == sa.bindparam("saved"))
 ADD_INCIDENT_JOB = sa.insert(INCIDENT_JOBS)
 ADD_NOTE = sa.insert(TIMELINE)
@@ -70,8 +69,7 @@ class NodeEntry(Struct):
     decision_id: str
     at: float
     reason: str  # Of a drain: as Slurm has it since.
-    reason_at: float | None = None
-    """The time that Slurm gave to our drain: if it differs someone else has drained the node since."""
+    reason_at: float | None = None  # Slurm's time of our drain: if it differs someone else has drained it since.
     ended_at: float | None = None
     ended_why: str | None = None
 

@@ -39,8 +39,7 @@ LEASE = sa.Table(
     sa.Column("epoch", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("holder", sa.String(255), nullable=False),
     sa.Column("renewed_at", sa.DateTime(timezone=True), nullable=False),
-)
-"""One row. Not among the journal's tables: a journal on SQLite has none."""
+)  # One row. Not among the journal's tables: a journal on SQLite has none.
 DATABASE_NOW = sa.func.clock_timestamp()
 FENCE = sa.select(LEASE.c.epoch).with_for_update(read=True, key_share=True)
 """FOR KEY SHARE: held up by a change of the epoch, and in the way of it; not of a renewal."""
@@ -89,10 +88,8 @@ class Lease:
 
     def __init__(self, url: str, name: str, lease_s: float = LEASE_S):
         self.name, self.lease_s = name, lease_s
-        self.epoch = 0
-        """Ours; 0: not held."""
-        self.until = 0.0
-        """Until then on our monotonic clock we are the active one, unless it is renewed."""
+        self.epoch = 0  # Ours; 0: not held.
+        self.until = 0.0  # Until then on our monotonic clock we are the active one, unless it is renewed.
         self._database = Database(url)
         self._ended = threading.Event()
 

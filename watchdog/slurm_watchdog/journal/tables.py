@@ -65,14 +65,12 @@ NODE_LEDGER = _table(
     "node_ledger",
     "id int key, node 255 index, what 16, job_id 64 index, decision_id 64, at float, reason text, "
     "reason_at float null, ended_at float null, ended_why text null",
-)
-"""What we did to nodes, one row each: an exclusion from a job, a drain; and when it was taken back."""
+)  # What we did to nodes, one row each: an exclusion from a job, a drain; and when it was taken back.
 NODE_EVENTS = _table(
     "node_events",
     "id int key, key 512 unique, node 255 index, kind 64, at float index, what text, place 255 index, job_id 64, "
     "chain 512, incident_id 64, withdrawn_at float null, withdrawn_why text",
-)
-"""What happened to nodes and their parts. What an event weighs is computed, and in no column."""
+)  # What happened to nodes and their parts. What an event weighs is computed, and in no column.
 HANG_PLACES = _table(
     "hang_places",
     "incident_id 64 key, at float index, job_id 64, chain 512, fingerprint 32, where text, node 255, rank int null, "
@@ -81,8 +79,7 @@ HANG_PLACES = _table(
 SILENCES = _table("silences", "number int key, id 64 unique, document text, ended_at float index null, ended_why text")
 JOB_RUNS = _table(
     "job_runs", "job_id 64 key, restarts int key, began_at float index, seen_at float index, document text"
-)
-"""Runs of jobs, for reports."""
+)  # Runs of jobs, for reports.
 
 MIGRATIONS = (
     (range(1, 3), "ALTER TABLE evidence ADD COLUMN collection VARCHAR(32)"),

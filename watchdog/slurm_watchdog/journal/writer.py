@@ -19,11 +19,8 @@ from slurm_watchdog.model.incidents import Incident
 
 log = logging.getLogger(__name__)
 
-MAX_QUEUED = 50_000
-"""Writes that wait for a journal that can be written: beyond them the oldest are lost, as the log says they
-happened."""
-MAX_TIMELINE, MAX_TIMELINES = 500, 4096
-"""Lines in the timeline of one incident, and incidents of which they are counted."""
+MAX_QUEUED = 50_000  # Writes that wait for a journal that can be written: beyond them the oldest are lost.
+MAX_TIMELINE, MAX_TIMELINES = 500, 4096  # Lines in one incident's timeline; incidents of which they are counted.
 
 
 class JournalWriter:
@@ -32,14 +29,10 @@ class JournalWriter:
     def __init__(self, journal: Journal, left_out: LeftOut):
         self._journal = journal
         self._left_out = left_out
-        self.error: str | None = None
-        """Why the journal cannot be written, a sentence; None while it can."""
-        self._queued: deque[Callable[[], object]] = deque(maxlen=MAX_QUEUED)
-        """What the journal did not take, in order."""
-        self._together: list[Callable[[], object]] | None = None
-        """What is being written together, in case that it fails."""
-        self._timelines: dict[str, int] = {}
-        """Incident -> lines that this controller has written into its timeline."""
+        self.error: str | None = None  # Why the journal cannot be written, a sentence; None while it can.
+        self._queued: deque[Callable[[], object]] = deque(maxlen=MAX_QUEUED)  # What the journal did not take, in order.
+        self._together: list[Callable[[], object]] | None = None  # Written together, in case that it fails.
+        self._timelines: dict[str, int] = {}  # Incident -> lines that this controller has written into its timeline.
 
     @property
     def is_behind(self) -> bool:

@@ -40,9 +40,7 @@ class Rung(StrEnum):
     CHAIN = "chain"  # End the job where another one waits behind it: an array element, a dependency.
     CANCEL = "cancel"  # End the job; nothing is run again.
     HOLD = "hold"  # Hold a job that waits in the queue.
-    END_PROCESS = "end_process"
-    """SIGTERM, later SIGKILL, to a process that outlived its job; drain if it cannot be killed and that is
-    permitted."""
+    END_PROCESS = "end_process"  # SIGTERM, later SIGKILL, to a process that outlived its job; a drain where that fails.
 
 
 class Verdict(StrEnum):
@@ -67,8 +65,7 @@ class Fence(Struct):
     start_at: float | None
 
 
-RESTARTING = "restarting"
-"""`Decision.by` where `slurm-watchdog run` restarts the command, so that nothing else is done."""
+RESTARTING = "restarting"  # `Decision.by` where `slurm-watchdog run` restarts the command: nothing else is done.
 
 
 class Decision(Struct):
@@ -93,25 +90,19 @@ class Decision(Struct):
     process_job_id: str | None = None  # The job's id as agents know it.
     asked_by: str | None = None  # The operator, for a restart that a person asked for.
     wait_until_responding: tuple[str, ...] = ()  # Mounts that have to answer before the job is released.
-    ladder: tuple[Rung, ...] = ()
-    """What is tried, in this order; empty in journals of older releases, where the action says it."""
+    ladder: tuple[Rung, ...] = ()  # What is tried, in this order; in journals of older releases the action says it.
     rule: str = ""  # Which part of the configuration, or whose directive, gave the ladder.
-    loop_turns: bool | None = None
-    """Whether the job made steps when it was decided: a loop that does not turn hears no kill switch. None:
-    not known."""
+    loop_turns: bool | None = None  # Whether the job made steps then: else it hears no kill switch. None: not known.
     lose_work: bool = False  # The job may be ended although it turns and has not saved.
     signal_to: str = "steps"  # Who gets a signal: `steps`, `batch` (the batch shell) or `all`.
-    rung_limits: tuple[tuple[str, float], ...] = ()
-    """Limits of this rule in place of the general ones, by name, in seconds."""
+    rung_limits: tuple[tuple[str, float], ...] = ()  # Limits of this rule in place of the general ones, in seconds.
     drain: tuple[str, ...] = ()  # Nodes to drain, for an administrator to look at.
     step_s: float | None = None  # Usual time of a step when it was decided.
     step_id: str = ""  # The Slurm step that an order to the job's supervisor is about; empty: it has none.
     start: int = 0  # Number of the start of the supervisor's command, from 1.
     avoid: tuple[str, ...] = ()  # Nodes of the allocation that the step is started again without.
-    resume_from: str = ""
-    """Checkpoint that is named to the command when it is started again; empty: none, the trainer chooses."""
-    process: GpuProcess | None = None
-    """The one process that the decision is about, in place of a run of a job: `fence` is None then."""
+    resume_from: str = ""  # Checkpoint that is named to the command at its next start; empty: the trainer chooses.
+    process: GpuProcess | None = None  # The one process that it is about, in place of a run of a job: `fence` is None.
     process_since: float | None = None  # Since when it has had no job, a date.
     uid: int | None = None  # Whose job it is; None in journals of older releases.
     hold: bool = False  # A requeued job is left held.
@@ -130,21 +121,18 @@ class Decision(Struct):
 class Operation(StrEnum):
     """What is done for the rungs of a ladder, each with an intent before and an outcome after in the journal."""
 
-    EVIDENCE = "evidence"
-    """Waits until what dies with the job has been kept; it never holds an action up for longer than its limit."""
+    EVIDENCE = "evidence"  # Waits until what dies with the job has been kept, no longer than its limit.
     HOLD_OTHERS = "hold_others"  # Holds the elements of the job's array that would see its kill switch.
     WRITE_KILL_SWITCH = "write_kill_switch"
     WAIT_CHECKPOINT = "wait_checkpoint"
     WRITE_ORDER = "write_order"  # Writes the order to the job's supervisor.
-    RESTART_STEP = "restart_step"
-    """Waits until the supervisor says that the new step runs; takes the order back where it does not carry it out."""
+    RESTART_STEP = "restart_step"  # Waits until the supervisor says that the new step runs; else takes the order back.
     REQUEUE_HOLD = "requeue_hold"
     EXCLUDE = "exclude"
     REMOVE_KILL_SWITCH = "remove_kill_switch"
     RELEASE_OTHERS = "release_others"
     RELEASE = "release"
-    SET_DOWN = "set_down"
-    """Tells Slurm that a node is down on which it cannot end the old run, so that the job starts elsewhere."""
+    SET_DOWN = "set_down"  # Tells Slurm that a node is down that cannot end the old run: the job starts elsewhere.
     SIGNAL_USR1 = "signal_usr1"
     SIGNAL_TERM = "signal_term"
     CANCEL = "cancel"
@@ -186,8 +174,7 @@ class ActionEnd(Struct):
     detail: str
     resumed_at_step: int | None = None
     steps_lost: int | None = None  # Steps that were made and had to be made again: as many as the log proves.
-    steps_lost_at_most: int | None = None
-    """Where the log has a line every few steps only: as many as it may be; None: exactly `steps_lost`."""
+    steps_lost_at_most: int | None = None  # Where not every step is logged: as many as it may be; None: `steps_lost`.
     downtime_s: float | None = None
     seconds_lost: float | None = None  # The steps lost, in the time that they took.
     needless: bool = False
@@ -209,16 +196,14 @@ ASKING: dict[Rung, Operation] = {
     Rung.KILL_SWITCH: Operation.WRITE_KILL_SWITCH,
     Rung.SIGUSR1: Operation.SIGNAL_USR1,
     Rung.SIGTERM: Operation.SIGNAL_TERM,
-}
-"""The operation in which the job itself is asked."""
+}  # The operation in which the job itself is asked.
 IRREVERSIBLE = (
     Operation.WRITE_ORDER,
     Operation.REQUEUE_HOLD,
     Operation.CANCEL,
     Operation.RESUBMIT,
     Operation.SIGNAL_TERM,
-)
-"""Operations after which a run may have ended, and an action can only be brought to its end."""
+)  # Operations after which a run may have ended, and an action can only be brought to its end.
 
 
 class ActionRun(Struct):

@@ -33,10 +33,8 @@ class ProcessView(Struct):
     node: str
     process: Process
     seen_age_s: float  # Since the report that last held it.
-    gone_s: float | None = None
-    """Since the first report of its node that no longer held it, or held a zombie; None while it is there."""
-    cpu_ratio: float | None = None
-    """Cores that it used, on average over the last half minute or so; None: not seen for long enough."""
+    gone_s: float | None = None  # Since the first report without it, or with a zombie; None while it is there.
+    cpu_ratio: float | None = None  # Cores that it used, on average over half a minute; None: not seen for so long.
     io_bytes_s: float | None = None  # Bytes a second that it read and wrote through system calls, over the same time.
     storage_age_s: float | None = None
     """Since it was last seen waiting for a disk or a file for a moment only, as one that moves data does;
@@ -78,19 +76,14 @@ class Progress(Struct):
     """Not set: something rises (epochs, tokens, what was learnt of an unknown log) and shows that the loop
     turns; which step it is no one knows."""
     age_s: float  # Since the step last rose (or since a grace was granted, whichever is shorter).
-    last_increase_age_s: float | None = None
-    """Since the step last rose, whatever grace was granted since; None if it was not seen to rise."""
+    last_increase_age_s: float | None = None  # Since the step last rose, without any grace; None: it was not seen to.
     ungranted_age_s: float | None = None  # `age_s` without the grace; None: the same.
     steps_seen: int  # How many times it rose in this run, with the line in which it was seen first.
-    rises: int = 0
-    """How many times it was seen to rise in this run: 0 where only one line, or only the position of a bar,
-    was seen."""
+    rises: int = 0  # How many times it was seen to rise in this run: 0 after one line, or a bar's position only.
     intervals_s: tuple[float, ...] = ()  # The recent times between two rises, oldest first.
-    paces_s: tuple[float, ...] = ()
-    """The recent times between two rises in training alone, oldest first: without evaluations and checkpoints."""
+    paces_s: tuple[float, ...] = ()  # Recent times between two rises in training alone, oldest first.
     longest_pace_s: float = 0.0  # The longest such time of the last day; 0: none was seen.
-    read_age_s: float | None = None
-    """Since `source` was last read to its end; None: not known. What was not read then was not written."""
+    read_age_s: float | None = None  # Since `source` was last read to its end: nothing later is known of it.
     step_s: float | None = None  # Of one step, the median of the recent ones; None until two rises were seen.
     stride: int = 1  # Steps between two log lines.
     widest_stride: int = 1  # The same, the most of the recent ones.
@@ -108,8 +101,7 @@ class Progress(Struct):
     """Recent times between two rises in which the log announced this phase: an evaluation with the step
     after it."""
     source: str = ""
-    shared: bool = False
-    """Two programs count in one log, in the same words: if one of them stops, the other one hides it."""
+    shared: bool = False  # Two programs count in one log, in the same words: one that stops is hidden by the other.
 
     @property
     def known_step(self) -> int | None:
@@ -142,8 +134,7 @@ class LogView(Struct):
 
     grew_age_s: float  # Since one of them last grew.
     whole: bool  # Every one that is known was read, up to its end, and nothing in it was passed over.
-    framework: str | None = None
-    """Which one wrote them, as far as their words show: for slurm_watchdog.knowledge.frameworks.what_to_do."""
+    framework: str | None = None  # Which one wrote them, for slurm_watchdog.knowledge.frameworks.what_to_do.
 
 
 class RankGpu(Struct):
@@ -165,11 +156,8 @@ class StepTime(Struct):
     step: int
     seconds: float
     at: float
-    logged: bool
-    """The log said so itself, or its lines have dates that did; otherwise it is as exact as the agent's interval."""
-    phase: str | None = None
-    """What the log was in since the line before, if not training: an interval with an evaluation in it says
-    nothing of steps."""
+    logged: bool  # The log, or dates of its lines, say so; else it is as exact as the agent's interval.
+    phase: str | None = None  # What the log was in since the line before; None: training, whose steps count.
     batch: float | None = None  # Samples a step, where the line says so.
 
 
@@ -192,8 +180,7 @@ class StillRow(Struct):
 
     dumps: int
     snapshots: tuple[StackSnapshot, ...]  # The first and the last two, oldest first.
-    over: bool = False
-    """Someone has moved since, or was not seen: until the next step this row proves nothing any more."""
+    over: bool = False  # Someone has moved since, or was not seen: until the next step it proves nothing.
 
 
 class ErrorLine(Struct):
@@ -202,8 +189,7 @@ class ErrorLine(Struct):
     event: Event
 
 
-ASKED_RANKS = 64
-"""The ranks of a job are started alike: what so many of them say of their command line, the others would say, too."""
+ASKED_RANKS = 64  # Ranks of a job are started alike: what these say of their command line the others would, too.
 
 
 class CollectiveTimeout(Struct):
@@ -218,33 +204,25 @@ class JobView(Struct, dict=True, gc=True):
 
     job: SlurmJob
     run_age_s: float  # Since this run was first seen, or since a grace was granted.
-    read_later_s: float = READ_LATER_S
-    """A line of a log may be read, and a step be seen, so much later than it was written: the agents' interval."""
+    read_later_s: float = READ_LATER_S  # So much later may a line be read than it was written: agents' interval.
     step_id: str | None = None  # The Slurm step of its ranks, as far as is known.
     processes: tuple[ProcessView, ...] = ()
     progress: Progress | None = None
-    phase: str | None = None
-    """What the log says that the run is in, also before its first step; None: nothing, or training."""
+    phase: str | None = None  # What the log says that the run is in, before its first step, too; None: training.
     announced: Announced | None = None  # The line that says so.
     log: LogView | None = None  # None: no agent could read any.
     checkpoint: Checkpoint | None = None
     snapshots: tuple[StackSnapshot, ...] = ()  # Taken since the last step, oldest first.
-    collectives: tuple[RecordSet, ...] = ()
-    """What its ranks had recorded of their collectives, written since the last step; of each source."""
-    own_words: tuple[OwnWords, ...] = ()
-    """What its ranks wrote of their own ends since the last step, the first one first."""
-    row: StillRow | None = None
-    """Of the dumps that began when the step was late by its own measure; None: none was taken."""
+    collectives: tuple[RecordSet, ...] = ()  # What its ranks recorded of their collectives since the last step.
+    own_words: tuple[OwnWords, ...] = ()  # What its ranks wrote of their ends since the last step, oldest first.
+    row: StillRow | None = None  # Of the dumps since the step was late by its own measure; None: none was taken.
     errors: tuple[ErrorLine, ...] = ()
-    error_ranks: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """(pattern, ranks) of those that said so since the last step."""
+    error_ranks: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (pattern, ranks) that said so since the last step.
     silent_nodes: tuple[str, ...] = ()  # Nodes of the job whose agent has not reported lately.
-    without_ranks: frozenset[str] = frozenset()
-    """Of the job's nodes: the batch host, where its supervisor has left it out."""
+    without_ranks: frozenset[str] = frozenset()  # Of the job's nodes: the batch host, where its supervisor left it out.
     gpus: tuple[RankGpu, ...] = ()  # In the order of ranks; a rank that no list of processes names is not in it.
     step_times: tuple[StepTime, ...] = ()  # The recent ones.
-    step_history: tuple[StepTime, ...] = ()
-    """Of the whole run, the median of each block of comparable steps; `step` and `at` are those of its first."""
+    step_history: tuple[StepTime, ...] = ()  # Of the whole run: for each block of steps its first and the median.
     losses: tuple[LossPoint, ...] = ()  # Of this run, the recent ones, oldest first.
     checkpoints_on_disk: tuple[CheckpointOnDisk, ...] = ()  # As agents last saw them; ages inside are as of that look.
     earlier_checkpoints: tuple[CheckpointOnDisk, ...] = ()
@@ -252,17 +230,13 @@ class JobView(Struct, dict=True, gc=True):
     growing_age_s: float | None = None  # Since files of a checkpoint of it were last seen to grow.
     saving_age_s: float | None = None  # Since its stacks last showed a rank that saves and moves.
     steady: tuple[Steady, ...] = ()  # Ranks that may spin in Python, while no step is made.
-    motion: Motion | None = None
-    """Of a run whose steps cannot be read, or hardly: whether its ranks move. None: too few dumps were taken."""
+    motion: Motion | None = None  # Of a run whose steps can hardly be read: whether ranks move; None: few dumps.
     checkpoint_intervals_s: tuple[float, ...] = ()  # Times between the recent complete checkpoints of this run.
-    saved_age_s: float | None = None
-    """Since a new checkpoint was complete, as its log or the disk shows; None: none was seen to be."""
+    saved_age_s: float | None = None  # Since a new checkpoint was complete, as log or disk show; None: none was seen.
     save_intervals_s: tuple[float, ...] = ()  # Times between the recent ones of these.
     past: tuple[PastRun, ...] = ()  # Earlier runs, oldest first, as far as this controller has seen them.
-    touched_age_s: float | None = None
-    """Since an action of ours first touched this run and is not given up: it is ending because we end it."""
-    unlisted: int = 0
-    """Living processes of it that are not in `processes`, for there are too many: what they do is not known."""
+    touched_age_s: float | None = None  # Since an action of ours first touched this run: it is ending by it.
+    unlisted: int = 0  # Living processes of it that are not in `processes`: what they do is not known.
     supervised: bool = False  # A living supervisor (`slurm-watchdog run`) may start the step of its ranks again.
     supervisor: SupervisorStatus | None = None  # What it says of itself, if it lives.
     waits: tuple[WaitBlock, ...] = ()  # How often its ranks were found waiting while it made steps, oldest first.
@@ -362,8 +336,7 @@ class MountAnswer(Struct):
     age_s: float
     seconds: float
     error: str | None = None
-    same_filesystem: bool = True
-    """False where that node has another filesystem at the same place (its own disk): no peer of the one in trouble."""
+    same_filesystem: bool = True  # False where that node has another one at this place (its own disk): no peer.
     uid: int | None = None  # The user that the child asked as; None: no user's child, whose word counts for everybody.
 
 
@@ -391,17 +364,13 @@ class ClusterView(Struct):
     nodes: tuple[NodeView, ...] = ()  # Every node that has ever reported, silent ones with what they said last.
     slurm_nodes: tuple[SlurmNodeView, ...] = ()
     ended: tuple[EndedJob, ...] = ()
-    waiting: tuple[JobView, ...] = ()
-    """Jobs that neither run nor are over: completing, or requeued and not running again yet."""
+    waiting: tuple[JobView, ...] = ()  # Jobs that neither run nor are over: completing, or requeued and waiting.
     slurm_problem: str = ""  # What is wrong with Slurm's newest answer; empty if it is good, or if there is none.
-    slurm_age_s: float | None = None
-    """Since Slurm last answered, or was given its time again after a stall of the controller; None if it
-    never answered."""
+    slurm_age_s: float | None = None  # Since Slurm last answered, or the controller stalled; None: it never answered.
     slurm_excused: bool = False  # That age rests on such a stall: no answer has been seen since.
     suspects: tuple[NodeSuspicion, ...] | None = None  # Nodes with a past, the worst first; None: no one remembers any.
     searches: tuple[SlowSearch, ...] = ()  # For the nodes that make jobs slow.
-    excused_nodes: tuple[str, ...] = ()
-    """Nodes that do not count as silent only because the controller stalled: no report of them has been seen since."""
+    excused_nodes: tuple[str, ...] = ()  # Not silent only because the controller stalled: not seen to report since.
     reservations: tuple[Reservation, ...] = ()  # Of Slurm, as they were listed last.
     date: float | None = None  # Of `now`, as seconds since the epoch; None: no one has said.
     asked: frozenset[str] | None = None

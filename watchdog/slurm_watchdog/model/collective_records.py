@@ -11,8 +11,7 @@ class Call(Struct):
 
     seq: int  # Number of the collective in its communicator, the same on all ranks.
     name: str  # `all_reduce`, without the backend.
-    elements: int | None = None
-    """Of its input, where all ranks have to hand in as many; None: they need not, or it is not known."""
+    elements: int | None = None  # Of its input, where all ranks have to hand in as many; None: not so, or not known.
     types: tuple[str, ...] = ()  # Of its input, where they have to be the same on all ranks.
     needs_all: bool = False  # Whether no rank finishes it before all have entered it.
     since: float | None = None  # When this rank entered it, as a date of its node's clock; None: not known.
@@ -31,9 +30,7 @@ class Communicator(Struct):
     """Number of the last collective that it has finished, and that no rank finishes before all have entered it; 0:
     none is known. A record in which another rank has not entered that one is older than this."""
     sends: bool = False  # This rank sends or receives in it.
-    by_status: bool = False
-    """Its numbers are those of a status, which counts sends and receives, where there are any, in place of
-    collectives."""
+    by_status: bool = False  # Its numbers are a status's, which counts sends and receives where there are any.
     comparable: bool = True  # False: ranks count its collectives differently, and no number says who is behind.
 
 
@@ -42,20 +39,16 @@ class CollectiveRecord(Struct):
 
     rank: int
     communicators: tuple[Communicator, ...] = ()
-    whole: bool = True
-    """False: it has more communicators than are in it; of one that is not, only `elsewhere` is known."""
-    elsewhere: int | None = None
-    """It has entered no collective beyond this number in a communicator that is not in it; None: not known."""
+    whole: bool = True  # False: it has more communicators than these; of others only `elsewhere` is known.
+    elsewhere: int | None = None  # It has entered no later collective in a communicator not in it; None: not known.
     peers: tuple[int, ...] = ()  # Ranks with which it has begun to send or receive, and has not finished.
     peers_since: tuple[float | None, ...] = ()  # For each of them, when it began; as `Call.since`.
     busy: bool = False  # It has such an operation, also where the peer is not known.
-    unsure_peers: tuple[int, ...] = ()
-    """Those of `peers` with which it only has operations that wait for others, too: they may have done their part."""
+    unsure_peers: tuple[int, ...] = ()  # Those of `peers` whose operations wait for others, too: they may be done.
     made_at: float | None = None  # When this was recorded, as `Call.since`.
     since_start: bool = False  # Whether it holds all that the rank did: nothing had left its buffer.
     lossy: bool = False  # Whether what the rank has not finished may have left its buffer, which is small.
-    active_only: bool = False
-    """What had finished was left out of it: `finished` of its communicators is known all the same."""
+    active_only: bool = False  # Finished ones were left out of it: `finished` of its communicators is known.
     point_to_point: bool = True  # Whether its sending and receiving is recorded: with gloo it is not.
 
 
@@ -93,5 +86,4 @@ class RasAnswer(Struct):
 
     release: str  # `2.28.7`.
     communicators: tuple[RasCommunicator, ...] = ()  # In text, only those with something to report.
-    silent: tuple[tuple[str, int], ...] = ()
-    """In text, (host, pid) of each process that does not answer; in JSON they are members of communicators."""
+    silent: tuple[tuple[str, int], ...] = ()  # In text, (host, pid) of each process that does not answer.

@@ -67,14 +67,12 @@ class JobHealth(Answer):
     """Health of a job, the same on page, `status`, Slack and metrics."""
 
     job_id: str = ""
-    state: str = "not judged"
-    """A few words: `training`, another phase, `starting`, `beyond its limit`, `hangs`, `not judged` …"""
+    state: str = "not judged"  # A few words: `training`, another phase, `starting`, `beyond its limit`, `hangs` …
     level: Level = Level.UNKNOWN
     reason: str = ""  # Why it is not simply training; a sentence's rest.
     todo: str = ""  # What the owner or an administrator can do about it.
     not_judged: str | None = None  # Why nothing can be said of it.
-    by_incident: bool = False
-    """An open incident says it already: a headline that counts incidents need not name the job."""
+    by_incident: bool = False  # An open incident says it already: a headline need not name the job.
 
 
 class NamedJob(Answer):
@@ -195,8 +193,7 @@ class Incident(OpenIncident):
     evidence: tuple[Any, ...] = ()  # Sentences.
     decisions: tuple[DecisionSummary, ...] = ()
     resolution: str = ""
-    owner_uids: tuple[int, ...] = ()
-    """Owners of its jobs, as far as Slurm has named them; empty for a caller who may not see its details."""
+    owner_uids: tuple[int, ...] = ()  # Owners of its jobs that Slurm named; empty for who may not see its details.
     details_for: str = ""  # Who may see the details, where the caller may not.
 
 
@@ -210,8 +207,7 @@ class Evidence(Answer):
     kind: str
     document: Any = None  # Text, or any JSON.
     number: int | None = None  # By which a document is fetched that is too large to come with the rest.
-    incident: str | None = None
-    """With which incident it is stored; older controllers do not send it, and mean the one that was asked for."""
+    incident: str | None = None  # With which incident it is stored; None (older controllers): the one asked for.
     taken: str = ""  # When it was taken, seen from the incident.
 
 
@@ -273,8 +269,7 @@ class Answered(Answer):
 
 
 LONGEST_S = 30 * 86400.0  # What is to be quiet, or to have saved, later than that is a matter of the configuration.
-MAX_AT_ONCE = 50
-"""Jobs of one request: each is some writes to the disk, and the controller's other work waits for none of them."""
+MAX_AT_ONCE = 50  # Jobs of one request: each is some writes to the disk, and other work does not wait for them.
 MAX_FOLLOWED = 1000
 MAX_NAMED = 1000
 Names = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_NAMED)]

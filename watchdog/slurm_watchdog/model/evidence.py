@@ -52,17 +52,13 @@ class ProcessStack(Struct, gc=True, weakref=True):
     state: str | None = None
     wchan: str | None = None
     syscall: str | None = None
-    sleep_s: float | None = None
-    """After so long its main thread wakes by itself; None: it does not sleep, or that is not known."""
+    sleep_s: float | None = None  # After so long its main thread wakes by itself; None: it does not, or not known.
     cpu_s: float = 0.0  # CPU time used so far by the whole process, at the moment of the dump.
-    main_cpu_s: float | None = None
-    """CPU time used so far by the thread that trains alone: the main one, or the one that is named so (Ray Train)."""
-    io_bytes: int | None = None
-    """Bytes read and written through system calls so far (rchar + wchar), None where not readable."""
+    main_cpu_s: float | None = None  # CPU time so far of the thread that trains: the main one, or Ray Train's.
+    io_bytes: int | None = None  # Bytes read and written through system calls so far; None: not readable.
     waits_for: tuple[SocketBytes, ...] = ()  # The TCP connections that its threads wait for, as far as that is known.
     resident_bytes: int | None = None  # Of its memory, so much is in RAM.
-    others: tuple[WaitingThreads, ...] | None = None
-    """Its threads without the main one, those of compiled code included; None: not known of all of them."""
+    others: tuple[WaitingThreads, ...] | None = None  # Its threads without the main one; None: not known of all.
 
 
 class StackDump(Struct):
@@ -105,8 +101,7 @@ class LockWait(Struct):
     kind: str  # `FLOCK WRITE`, `POSIX READ`.
     file: str  # Device and inode.
     holder_pid: int | None = None
-    holder: str | None = None
-    """Name of the process that holds it; None for one that this node does not see, on another node."""
+    holder: str | None = None  # Name of the process that holds it; None: not seen on this node.
 
 
 class ProcessState(Struct):
@@ -171,8 +166,7 @@ class NodeEvidence(Struct):
     ranks: tuple[RankEvidence, ...] = ()  # Ranks first, then a few workers of each.
     left_out: int = 0  # Processes of the job that were too many to be looked at.
     files: tuple[FoundFile, ...] = ()
-    log_lines: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """(path, last lines) of the job's logs that this node follows."""
+    log_lines: tuple[tuple[str, tuple[str, ...]], ...] = ()  # (path, last lines) of the job's logs followed here.
     kernel_lines: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()  # Kernel, driver and what else may differ between two nodes.
     ras: RasAnswer | None = None  # What NCCL's RAS says of the whole job; None: it was not asked, or there is none.

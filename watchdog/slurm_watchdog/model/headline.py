@@ -14,16 +14,14 @@ READ_LIMIT = 600  # Of a sentence; what is wrong is at its beginning.
 PLACE_LIMIT = 48  # Of several ranks and nodes; longer lists name the first, and how many more there are.
 NODE_LIMIT = 64  # Linux takes no longer host name.
 JOBS_LIMIT = 24
-BUSY = frozenset({"busy", RESTARTING})
-"""What a decision is by that leaves the job to an action that is under way already."""
+BUSY = frozenset({"busy", RESTARTING})  # What a decision is by that leaves the job to an action under way already.
 DOING = {
     Action.LEAVE_TO_CHAIN: "ending it for the next of its chain",
     Action.CANCEL: "cancelling it",
     Action.ASK_TO_SAVE: "asking it to save",
     Action.HOLD: "holding it",
     Action.END_PROCESS: "ending it",
-}
-"""What an action does; all others restart."""
+}  # What an action does; all others restart.
 _PID = re.compile(r"\(pid \d+ on (\S+?)\)")
 _BRACKETS = re.compile(r"\s*\([^()]*\)")
 

@@ -90,8 +90,7 @@ class GpuProcess(ProcessOnGpu):
     node: str
     user: str
     gpu_uuids: tuple[str, ...] = ()
-    in_job_group: bool = False
-    """It is in that job's control group: whatever else its user runs here, it belongs to that job."""
+    in_job_group: bool = False  # It is in that job's control group: it belongs to that job, whoever else runs here.
 
 
 class StackRequest(Struct, tag="stacks"):
@@ -100,8 +99,7 @@ class StackRequest(Struct, tag="stacks"):
     job_id: str
     apart_s: float = 10.0  # Time between two dumps, so that they can tell stuck from busy.
     later_s: float | None = None  # Time between two dumps once several are in; None: unchanged.
-    early: bool = False
-    """The step is late by its own measure alone: at most so many of an hour (EARLY_DUMPS_AN_HOUR), `apart_s` apart."""
+    early: bool = False  # The step is late by its own measure alone: of the budget of EARLY_DUMPS_AN_HOUR.
     usual: bool = False
     """To see where the ranks of a job that makes steps usually are (JobView.wait_dumps): of the same budget, `apart_s`
     apart, and no evidence of a hang."""
@@ -130,8 +128,7 @@ class Judged(Struct):
     the trainer may have deleted it by now."""
     exclude_nodes: tuple[str, ...] = ()  # Nodes that the evidence blames as a place: a restart should avoid them.
     mounts: tuple[str, ...] = ()  # Filesystems that have to answer, or to have room, before a restart makes sense.
-    processes: tuple[GpuProcess, ...] = ()
-    """Of what is about processes and no job that runs: those that are known well enough to be ended."""
+    processes: tuple[GpuProcess, ...] = ()  # Of what is about processes without a job: those that may be ended.
 
 
 class Finding(Judged):
@@ -187,16 +184,11 @@ class Incident(Judged):
     detected_after_s: float | None = None  # From the beginning of the condition to firing.
     summary: str = ""
     summary_at: float | None = None  # When a detector said so last; None: an earlier release wrote it.
-    runs: tuple[tuple[str, int], ...] = ()
-    """(job id, restart count) of each job when it fired: what a decision is fenced by."""
-    jobs_now: tuple[str, ...] = ()
-    """Those of `job_ids` that the newest finding is about; others had their share in it and have got over it."""
-    inhibited_by: str | None = None
-    """Id of the incident that explains this one; it is then not acted on and not announced."""
+    runs: tuple[tuple[str, int], ...] = ()  # (job id, restart count) when it fired: what a decision is fenced by.
+    jobs_now: tuple[str, ...] = ()  # Those of `job_ids` that the newest finding is about; others got over it.
+    inhibited_by: str | None = None  # The incident that explains this one, which is not acted on or announced.
     resolution: str = ""
-    owners: tuple[int, ...] = ()
-    """Uids of the owners of all jobs that it has ever been about, -1 for one that is not known: whose its
-    evidence is."""
+    owners: tuple[int, ...] = ()  # Uids of the owners of all jobs that it was ever about, -1: not known.
 
     @property
     def named_nodes(self) -> frozenset[str]:
@@ -239,8 +231,7 @@ class Silence(Struct):
     kinds: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
-    owner: int | None = None
-    """Uid of a job's owner who made it with no other right: it covers what is about jobs of that owner alone."""
+    owner: int | None = None  # Job owner who made it with no other right: it covers that owner's jobs alone.
     ended_at: float | None = None
     ended_why: str = ""
 

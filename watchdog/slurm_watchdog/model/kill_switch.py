@@ -13,13 +13,11 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-KILL_SWITCH_BASE = "/run/slurm-watchdog/jobs"
-"""Directories of kill switches below it are made by the helper, one a run, and called JOB.RUN."""
+KILL_SWITCH_BASE = "/run/slurm-watchdog/jobs"  # The helper makes directories in it, one a run, called JOB.RUN.
 FIELDS = ("by", "why", "incident", "decision")
 """What the line says: who wrote it, why, the ids of incident and decision. In this order."""
 RESUME_FIELD = "resume"
-LATER_FIELDS = (RESUME_FIELD,)
-"""Of an order; only there where they are given, for supervisors and agents of earlier releases do not take them."""
+LATER_FIELDS = (RESUME_FIELD,)  # Of an order; only where they are given, for earlier releases do not take them.
 ORDER_FIELDS = ("step", "start", "avoid", "grace", *LATER_FIELDS)
 """What the line of an order to a supervisor says besides: see slurm_watchdog.model.supervisor."""
 MAX_FIELD = 300  # Characters of one value.
@@ -28,9 +26,7 @@ PROGRAM_PLACES = frozenset({"bin", "sbin", "libexec", "cron.d", "profile.d", "au
 """Directories whose files are run by their place; without a right to execute a switch would not be, and has
 no business there."""
 _NOT_ALLOWED = re.compile(r"[^A-Za-z0-9 .,:_/-]")
-HEARTBEAT = "heartbeat"
-"""Name of the file beside the kill switch in which `slurm_watchdog_hooks` says where the training is
-(SLURM_WATCHDOG_HEARTBEAT)."""
+HEARTBEAT = "heartbeat"  # Beside the kill switch: where `slurm_watchdog_hooks` says how far the training is.
 RUN_NAME = re.compile(r"[0-9]{1,10}\.[0-9]{1,6}")
 
 

@@ -7,11 +7,9 @@ from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.documents import Answer
 
-GPU_PLACE, MOUNT_PLACE, LINK_PLACE = "GPU-", "mount:", "link:"
-"""Beginnings of places; NVML's UUIDs begin so (nvmlDeviceGetUUID)."""
+GPU_PLACE, MOUNT_PLACE, LINK_PLACE = "GPU-", "mount:", "link:"  # Beginnings of places (nvmlDeviceGetUUID).
 OUR_DRAIN = "slurm-watchdog:"  # Begins the reason of every drain of ours.
-TESTED_MARK = "slurm-watchdog-test-"
-"""Begins the name of every reservation in which nodes are tested whose drain is lifted meanwhile."""
+TESTED_MARK = "slurm-watchdog-test-"  # Begins names of reservations for tests, while a drain is lifted.
 
 
 class NodeEventKind(StrEnum):
@@ -55,8 +53,7 @@ class NodeEvent(Struct):
     place: str = ""
     """The part of the node: a GPU's UUID, `mount:/scratch`, `link:mlx5_0`, a word of a test; empty: not known."""
     job_id: str = ""
-    chain: str = ""
-    """Whose job, and its name (`1000/train`): the same for every link of a chain of jobs; empty: no job's."""
+    chain: str = ""  # Whose job, and its name (`1000/train`): the same for each link of a chain; empty: no job's.
     incident_id: str = ""
     withdrawn_at: float | None = None
     withdrawn_why: str = ""  # Why it is held against no one after all, a sentence; empty: it stands.

@@ -21,18 +21,13 @@ class GpuView(Struct):
     node: str
     gpu: Gpu
     seen_at: float  # When it last said anything; `gpu` holds no values if that is not now.
-    idle_since: float | None = None
-    """Utilisation has been (almost) nothing in every look since; None while it is not, or does not say."""
+    idle_since: float | None = None  # Utilisation has been (almost) nothing in every look since; None: it is not.
     busy_since: float | None = None  # Utilisation has been high in every look since.
-    recent_sm_clock_hz: float | None = None
-    """Under load: average over about the last minute. None until it has been busy for some looks."""
+    recent_sm_clock_hz: float | None = None  # Under load, over a minute; None: not busy for long enough.
     usual_sm_clock_hz: float | None = None  # Under load: average over about the last two hours.
-    recent_power_w: float | None = None
-    """Likewise. A GPU that spins in a collective is busy and draws much less than one that computes."""
-    usual_power_w: float | None = None
-    """The most that its average over a minute came to for the program that runs; forgotten over hours."""
-    usual_work_ratio: float | None = None
-    """Likewise, of the share of its tensor cores or of its memory that had work, whichever is more."""
+    recent_power_w: float | None = None  # Likewise: one that spins in a collective is busy and draws much less.
+    usual_power_w: float | None = None  # The most that its average over a minute came to; forgotten over hours.
+    usual_work_ratio: float | None = None  # Likewise, of the share of its tensor cores or memory that worked.
     throttled: tuple[tuple[str, float], ...] = ()
     """Reason why its clocks were held down -> share of the last five minutes under load; what was rarer is left out."""
     ecc_uncorrected_rose_at: float | None = None  # When its count of uncorrected memory errors was last seen to rise.
@@ -72,12 +67,10 @@ class LinkView(Struct):
     """One network link with what its recent past tells."""
 
     link: Link
-    down_since: float | None = None
-    """It has been up since the node was started, and is not now: when it was first seen so."""
+    down_since: float | None = None  # It was up since the node's start and is not now: when it was first seen so.
     went_down: tuple[float, ...] = ()  # When it was seen to have gone down, within the last hour, oldest first.
     best_rate_bits_s: int | None = None  # The most at which it was seen to run.
-    usual_bytes_s: float | None = None
-    """What went through it, both ways: the average over about an hour. None: too few looks."""
+    usual_bytes_s: float | None = None  # Went through it, both ways: average over about an hour. None: few looks.
     rising: Rise | None = None  # Of its errors, where they rise look after look.
     carried: bool = False  # Something was seen to go through it.
 
@@ -89,22 +82,17 @@ class NodeView(Struct):
     reported_at: float
     boot_id: str = ""
     gpus: tuple[GpuView, ...] = ()
-    events: tuple[SeenEvent, ...] = ()
-    """Of the last hour at most, oldest first; what stood in the log before the agent was started is not among them."""
+    events: tuple[SeenEvent, ...] = ()  # Of the last hour at most, oldest first, since the agent was started.
     holders: tuple[GpuHolder, ...] = ()
-    released: tuple[GpuHolder, ...] = ()
-    """Those that held one within the last day and do not any more, as they were seen last."""
+    released: tuple[GpuHolder, ...] = ()  # Those that held one within the last day and do not any more.
     mounts: tuple[SeenMount, ...] = ()
     hung_probes: tuple[HungProbe, ...] = ()
     problems: tuple[str, ...] = ()
     usages: tuple[SeenUsage, ...] = ()
     pressures: tuple[Pressure, ...] = ()
     links: tuple[LinkView, ...] = ()
-    rates: tuple[tuple[str, str, int], ...] = ()
-    """(name, kind, bits a second) of its links that are up: of most nodes of a job they are the same."""
-    quiet: bool = False
-    """There is nothing in it that a detector of GPUs, disks or holders could speak of; see
-    slurm_watchdog.analysis.slurm_nodes."""
+    rates: tuple[tuple[str, str, int], ...] = ()  # (name, kind, bits a second) of its links that are up.
+    quiet: bool = False  # Nothing in it that a detector could speak of: slurm_watchdog.analysis.slurm_nodes.
 
 
 class SlurmNodeView(Struct):
@@ -113,8 +101,7 @@ class SlurmNodeView(Struct):
     name: str
     state: str  # In capitals, such as IDLE, ALLOCATED, DOWN*, MIXED+DRAIN.
     reason: str = ""
-    runs_job: bool = False
-    """Whether a job that runs, of whatever partition, has it: then it is in use, whatever else its state says."""
+    runs_job: bool = False  # Whether a running job, of whatever partition, has it: then it is in use.
     back_at: float | None = None
     """When it was returned to service after it had been taken away (maintenance, power saving, drain); None if it was
     not seen to be."""

@@ -34,8 +34,7 @@ class Blocked(CallTarget):
     seconds: float  # How long, continuously, in the same call with the same arguments (a lower bound: seen so long).
     state: str  # The letter of /proc/PID/stat: D, or S behind network and FUSE clients.
     wchan: str | None = None
-    syscall: str | None = None
-    """Name of the system call (`write`), or its number in decimal where the name is not known."""
+    syscall: str | None = None  # Name of the system call (`write`), or its number where the name is not known.
 
 
 BY_SLURM, BY_CLAIM = "slurm", "claim"
@@ -47,8 +46,7 @@ class Process(Struct):
     """One process of a Slurm job on one node, at one moment."""
 
     pid: int
-    start_ticks: int
-    """Start time in clock ticks after boot (field 22 of stat): pid + start_ticks is unique until a reboot."""
+    start_ticks: int  # Start in clock ticks after boot (field 22 of stat): with the pid unique until a reboot.
     job_id: str
     role: Role
     comm: str
@@ -65,11 +63,9 @@ class Process(Struct):
     local_rank: int | None = None
     world_size: int | None = None
     cpu_s: float = 0.0  # User and system time of all its threads.
-    io_bytes: int | None = None
-    """Bytes read and written through system calls so far (rchar + wchar), None where not readable."""
+    io_bytes: int | None = None  # Bytes read and written through system calls so far; None: not readable.
     threads: int | None = None  # Number of its threads.
-    context_switches: int | None = None
-    """Of its main thread, voluntary and involuntary, so far; None where not looked at in this tick."""
+    context_switches: int | None = None  # Of its main thread so far, both kinds; None: not looked at now.
     container_pid: int | None = None
     """Its number in its own, innermost PID namespace, where that is not the node's: what its logs and py-spy
     inside call it."""
@@ -88,11 +84,9 @@ class LogFile(Struct):
 
     job_id: str
     path: str
-    growth_age_s: float | None = None
-    """Seconds since the file last grew (or was first opened), None when it was never read."""
+    growth_age_s: float | None = None  # Since the file last grew (or was first opened); None: it was never read.
     error: str | None = None  # Why it cannot be read now: missing, permission, its mount does not answer.
-    offset: int | None = None
-    """Bytes of the file that were read: where the next run of the job continues reading, on any node."""
+    offset: int | None = None  # Bytes of it that were read: where the next run of the job continues, on any node.
     lag_bytes: int = 0  # What stands in the file and is not read yet: a flood is read in several looks.
     skipped_bytes: int = 0  # What was passed over so far, for reading could not keep up: no one knows what was in it.
     framework: str | None = None
@@ -120,8 +114,7 @@ class Said(Struct):
     loss: float | None = None
     phase: str | None = None
     rank: int | None = None  # The rank that the line's prefix names.
-    initial: bool = False
-    """It says where a bar of progress begins (`40/90 [00:00<?, ?it/s]`): a position, and no step that was made."""
+    initial: bool = False  # Where a bar of progress begins (`40/90 [00:00<?`): a position, no step that was made.
 
 
 class Event(Said):
@@ -136,8 +129,7 @@ class Event(Said):
     written_s: float | None = None
     """When the line says that it was written, in seconds on its own clock: to be compared with other lines of
     the file alone."""
-    backlog: bool = False
-    """It stood in the file already when the agent first opened it: no one knows when it was written."""
+    backlog: bool = False  # It stood in the file when the agent first opened it: when it was written is unknown.
 
 
 class MountProbe(Struct):
@@ -178,11 +170,9 @@ class GpuHealth(Struct):
     None: the GPU, its driver or its hypervisor does not say.
     """
 
-    ecc_corrected: int | None = None
-    """Memory errors since the driver was loaded that ECC put right (volatile, all locations)."""
+    ecc_corrected: int | None = None  # Memory errors since the driver was loaded that ECC corrected (volatile).
     ecc_uncorrected: int | None = None  # Those that it could not.
-    remapped_rows_corrected: int | None = None
-    """Rows of memory replaced because of corrected errors (Ampere and newer)."""
+    remapped_rows_corrected: int | None = None  # Rows of memory replaced for corrected errors (Ampere, newer).
     remapped_rows_uncorrected: int | None = None
     remap_pending: bool | None = None  # A row will be replaced at the next reset: the GPU should be drained.
     remap_failed: bool | None = None  # There was no spare row left: the GPU should be exchanged.
@@ -196,8 +186,7 @@ class GpuHealth(Struct):
     nvlinks_active: int | None = None
     nvlinks_down: int | None = None  # Links that the GPU has and that are not active.
     nvlink_errors: int | None = None  # CRC, replay and recovery errors of all its links so far.
-    sm_active_ratio: float | None = None
-    """Share of its multiprocessors that had work, average since it was read before (GPM: Hopper and later)."""
+    sm_active_ratio: float | None = None  # Share of its multiprocessors that had work since the last look (GPM).
     tensor_active_ratio: float | None = None  # Likewise of its tensor cores.
     dram_active_ratio: float | None = None  # Likewise of the bandwidth of its memory.
     nvlink_bytes_s: float | None = None  # Likewise, sent and received by all its links.
@@ -224,10 +213,8 @@ class Gpu(GpuHealth):
     temperature_c: float | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
-    throttle: tuple[str, ...] | None = None
-    """Why its clocks are lower than they could be; empty: nothing holds them back."""
-    pids: tuple[int, ...] | None = None
-    """Processes that compute on it, by the host's numbers; the list is at most about a minute old."""
+    throttle: tuple[str, ...] | None = None  # Why its clocks are lower than they could be; empty: nothing does it.
+    pids: tuple[int, ...] | None = None  # Processes that compute on it, by the host's numbers, of the last minute.
     error: str | None = None  # Why something, or everything, is not known: NVML_ERROR_GPU_IS_LOST: GPU is lost.
     process_memory_bytes: tuple[int | None, ...] | None = None  # What each of `pids` holds, in their order.
 
@@ -254,8 +241,7 @@ class Fault(Struct):
     may_exclude_node: bool = False
     """By itself reason enough to keep jobs off this node: the hardware said so. Never for a filesystem's or a
     program's fault."""
-    part: str = "none"
-    """The part of the machine that it is about: memory, cpu, pcie, nic, disk, filesystem, heat, gpu, link, none."""
+    part: str = "none"  # The part of the machine: memory, cpu, pcie, nic, disk, filesystem, heat, gpu, link, none.
 
 
 class NodeEvent(Fault):
@@ -275,15 +261,11 @@ class Checkpoint(Struct):
 
     job_id: str
     directory: str
-    layout: str | None = None
-    """megatron, deepspeed, dcp, huggingface, lightning, nemo, composer, orbax, plain; None while there is
-    nothing known there."""
+    layout: str | None = None  # megatron, deepspeed, dcp, huggingface, nemo, plain, …; None: nothing known is there.
     step: int | None = None  # Of the newest complete one; None: there is none.
     path: str | None = None  # Where that lies.
     foreign: bool = False  # That is not the job's owner's.
-    age_s: float | None = None
-    """Since its newest file was written, by the clock of the filesystem's server against ours: for people,
-    not for windows."""
+    age_s: float | None = None  # Since its newest file was written, by the server's clock: not for windows.
     size_bytes: int | None = None  # Sum of its files, None if there are too many to add up.
     writing_step: int | None = None  # Step of one that is newer and not complete.
     writing: bool = False  # A newer one is incomplete and grew since the look before.
@@ -325,8 +307,7 @@ class GpuHolder(Struct):
     in_job_group: bool = False
     """The kernel says which job it came from, by its control group. Otherwise it was seen in the job, or its
     environment says so."""
-    was_in_job: bool = False
-    """This agent saw that job run here, or the control group says it: it is no mere word of its environment."""
+    was_in_job: bool = False  # This agent saw that job run here, or the control group says it.
 
 
 class Link(Struct):
@@ -337,18 +318,15 @@ class Link(Struct):
     up: bool | None = None
     rate_bits_s: int | None = None  # At which it runs now.
     downs: int | None = None  # How often it went down since its driver was loaded.
-    errors: int | None = None
-    """Symbols and packets that arrived broken or had to be sent again so far: the sum of its counters of these."""
+    errors: int | None = None  # Symbols and packets that arrived broken or had to be sent again so far.
     received_bytes_s: float | None = None  # Between the last two looks.
     sent_bytes_s: float | None = None
     waits_s: float | None = None
     """Ticks in each second of that time in which it had something to send and no credit to do so: congestion. How long
     a tick is the adapter knows (PortXmitWait)."""
     marked_s: float | None = None  # Of RoCE: packets in each second of it that arrived with a mark of congestion (ECN).
-    slowed_s: float | None = None
-    """Of RoCE: notifications of congestion in each second of it for which it slowed down (CNP)."""
-    resent_s: float | None = None
-    """Of InfiniBand and RoCE: packets in each second of it that were missing, out of order, or not acknowledged."""
+    slowed_s: float | None = None  # Of RoCE: notifications of congestion a second for which it slowed down (CNP).
+    resent_s: float | None = None  # Packets a second of it that were missing, out of order, or not acknowledged.
 
     @property
     def moved_bytes_s(self) -> float | None:

@@ -16,8 +16,7 @@ class LoggedError(Struct):
     line: str
     pattern: str = ""  # The row of slurm_watchdog.knowledge.log_signatures that matched.
     source: str = ""  # Path of the file it stood in.
-    read_on: str = ""
-    """The node whose agent read it. A job's common log is read on one node, whichever rank wrote to it."""
+    read_on: str = ""  # The node whose agent read it, whichever rank wrote to a job's common log.
 
 
 class RankLocation(Struct, kw_only=False):
@@ -44,10 +43,8 @@ class PastRun(Struct):
     rose_at: float | None = None  # When a step was last seen to rise.
     step_log: str = ""  # The log that said so; empty: not known.
     step_s: float | None = None  # Of one step, the median of the recent ones.
-    checkpoint_step: int | None = None
-    """Of the newest complete checkpoint that was seen and is no newer than the last step."""
-    saved_at: float | None = None
-    """When a checkpoint of it was complete last, of whichever step; None: none was seen to be."""
+    checkpoint_step: int | None = None  # Of the newest complete checkpoint, no newer than the last step.
+    saved_at: float | None = None  # When a checkpoint of it was last complete; None: none was seen to be.
     state: str = ""  # Slurm's last word about it: FAILED, TIMEOUT, …; RUNNING or PENDING for one that was requeued.
     started_again: str = ""  # See `SlurmJob.starts_again`.
     log_read: bool = False  # Whether an agent could read its logs: otherwise that nothing was logged means nothing.
@@ -56,8 +53,7 @@ class PastRun(Struct):
     touched_at: float | None = None  # When an action of ours first touched it (kill switch, signal, requeue, cancel).
     held_after: bool = False  # It ended by itself, and the job was held before it ran again.
     errors: tuple[LoggedError, ...] = ()  # Bounded: the first and the last ones, in the order of their coming.
-    error_ranks: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """(pattern, ranks) of those that said so since the last step."""
+    error_ranks: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (pattern, ranks) that said so since the last step.
     ranks: int = 0  # How many ranks there were: as many as were seen, or as their world size says.
     seats: tuple[RankLocation, ...] = ()  # Of the ranks that were seen, in their order.
     batch_host: str | None = None
@@ -138,8 +134,7 @@ class DumpedRank(Struct):
     key: RankKey
     asleep: bool  # Its main thread slept.
     with_peers: bool  # It stood in a call that waits for other ranks.
-    in_backward: bool = False
-    """In a backward pass: DistributedDataParallel waits there for its buckets, without a frame of its own."""
+    in_backward: bool = False  # In a backward pass, where DistributedDataParallel waits without a frame.
     call: str  # `function (file:line)` of the innermost frame that is its own program's; empty: not known.
 
 
@@ -170,12 +165,10 @@ class SlowSearch(Struct):
     incident_id: str  # The `slow_job` with which it began.
     opened_at: float
     step: int  # Since which it is slow.
-    alike: tuple[float | None, bool]
-    """Samples a step, and whether the log itself says how long one takes: only such runs are compared."""
+    alike: tuple[float | None, bool]  # Samples a step, and whether the log says its time: only such are compared.
     fast: float
     error: float  # As `level` and `error` of a run, before that step.
     first: SearchRun  # The run in which it became slow; all others are compared with it.
     runs: tuple[SearchRun, ...] = ()  # On other nodes, oldest first.
     faulty: tuple[str, ...] = ()  # Nodes that failed a test since.
-    named: tuple[tuple[str, bool], ...] = ()
-    """The node that the history of nodes has by this search, and whether in full."""
+    named: tuple[tuple[str, bool], ...] = ()  # The node that the history has by this search, and whether in full.

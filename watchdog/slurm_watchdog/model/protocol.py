@@ -109,11 +109,9 @@ class JobWatch(Struct):
     restarts: int
     uid: int
     log_paths: tuple[str, ...] = ()  # Followed by this node: the job's standard output and error on its batch host.
-    checkpoint_trackers: tuple[str, ...] = ()
-    """Files that hold the step of the newest complete checkpoint (Megatron's tracker)."""
+    checkpoint_trackers: tuple[str, ...] = ()  # Files with the step of the newest complete checkpoint.
     checkpoint_directories: tuple[str, ...] = ()  # Where its checkpoints lie; looked at by its batch host only.
-    progress_files: tuple[str, ...] = ()
-    """Files and directories that its loop writes to as it turns; looked at by its batch host only."""
+    progress_files: tuple[str, ...] = ()  # Files and directories that its loop writes to; looked at by its batch host.
     log_offsets: tuple[tuple[str, int], ...] = ()
     """(path, bytes): where this run's lines begin in files that earlier runs wrote; from 0 if a file is shorter."""
     progress_patterns: tuple[str, ...] = ()
@@ -130,10 +128,7 @@ class Reply(Struct):
     running: tuple[str, ...] | None = None
     """SLURM_JOB_ID of every job that Slurm has on this node now, watched or not, ending ones included; None:
     not known."""
-    controller_id: str = ""
-    """Random, new at every start of the controller: an agent sends the recent past again to a new one."""
+    controller_id: str = ""  # New at every start of the controller: agents send the recent past again to it.
     takes_changes: bool = False  # This controller understands reports of changes.
-    want_full: bool = False
-    """It lacks the report that this one builds on, and has accepted nothing of it: the full report is to be sent."""
-    interval_s: float | None = None
-    """Between two reports of this agent from now on, where its own interval is shorter; None: as before."""
+    want_full: bool = False  # It lacks what this report builds on and took nothing of it: send the full report.
+    interval_s: float | None = None  # Between two reports from now on, where the agent's is shorter; None: as before.

@@ -70,8 +70,7 @@ class JobDirectives(Struct):
 
     job_id: str
     restarts: int
-    variables: tuple[tuple[str, str], ...]
-    """SLURM_WATCHDOG and those that begin with it, bounded; none: a rank was read, and says nothing."""
+    variables: tuple[tuple[str, str], ...]  # SLURM_WATCHDOG…, bounded; none: a rank was read, and says nothing.
     uid: int = -1  # The user whose process has them; -1: an earlier release does not say.
 
 
@@ -171,8 +170,7 @@ class Report(Struct):
     agent_id: str  # Random, new at every start of the agent.
     sequence: int  # Rises by one with every report of this agent_id; a report seen before is dropped.
     age_s: float = 0.0  # Seconds between making and sending; not 0 when it waited in the spool.
-    made_s: float = 0.0
-    """When it was made, in seconds since the node's kernel started; 0: an older agent does not say it."""
+    made_s: float = 0.0  # When it was made, in seconds since the kernel started; 0: an older agent's.
     interval_s: float = 5.0
     version: int = 1
     agent_version: str = ""
@@ -184,8 +182,7 @@ class Report(Struct):
     hung_probes: tuple[HungProbe, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     node_events: tuple[NodeEvent, ...] = ()
-    node_events_dropped: int = 0
-    """Records of the kernel that were overwritten before they could be read, or were too many for one report."""
+    node_events_dropped: int = 0  # Kernel records overwritten before they were read, or too many for one.
     checkpoints: tuple[Checkpoint, ...] = ()
     gpu_holders: tuple[GpuHolder, ...] = ()
     wishes: tuple[JobDirectives, ...] = ()  # Of jobs that have any; in every report, also in one of changes.

@@ -48,8 +48,7 @@ class Spell(Struct):
     fired_at: float | None = None  # When it was reported, its evidence being complete; None: not known.
     nodes: tuple[str, ...] = ()
     acted: bool = False  # Whether an action of ours for it, on this job, succeeded.
-    would_act_at: float | None = None
-    """When an action was decided for it on this job that its mode left undone (observe); None: none was."""
+    would_act_at: float | None = None  # When an action for it was decided that its mode left undone; None: none was.
     stops_steps: bool = False  # Its kind means that the job makes no step.
     planned: bool = False  # Nothing was wrong: maintenance, a time limit, or what a person asked for.
     recomputed_s: float = 0.0  # Time of the steps that a restart inside of this run made again.
@@ -111,8 +110,7 @@ class JobTime(Hours):
     runs: int
     began_at: float
     ended_at: float
-    to_be_noticed_h: tuple[tuple[str, float], ...] = ()
-    """What of `lost_h` came before the incident was reported, by its kind."""
+    to_be_noticed_h: tuple[tuple[str, float], ...] = ()  # Of `lost_h`, before the incident was reported, by its kind.
     queued_h: float  # Hours, not node-hours, in the queue between its runs.
 
 
@@ -127,6 +125,5 @@ class Report(Hours):
     to_be_noticed_h: tuple[tuple[str, float], ...]  # As of a job.
     node_hours_between_failures: float | None
     incidents: tuple[tuple[str, int], ...]  # (kind, how many), the most first.
-    nodes: tuple[tuple[str, int], ...]
-    """(node, incidents that name it), the most first; maintenance of a node is no incident of its own."""
+    nodes: tuple[tuple[str, int], ...]  # (node, incidents that name it), the most first, without maintenance.
     savings: Savings

@@ -17,8 +17,7 @@ ELEMENTS = re.compile(r"(\d{1,10})_\[(\d{1,10}(?:-\d{1,10})?(?:,\d{1,10}(?:-\d{1
 step or an end that is left out it is not taken."""
 
 
-MAX_ELEMENTS = 100_000
-"""Of one array, written out: a user may submit millions (MaxArraySize of slurm.conf, at most 4,000,001)."""
+MAX_ELEMENTS = 100_000  # Of one array, written out: a user may submit millions (MaxArraySize of slurm.conf).
 
 
 def can_be_named(job_id: str) -> bool:
@@ -68,11 +67,9 @@ class SlurmJob(Struct):
     stderr: str | None = None
     workdir: str | None = None
     comment: str = ""
-    raw_id: str = ""
-    """The number that the job's processes have as SLURM_JOB_ID, also for an array element; empty = `job_id`."""
+    raw_id: str = ""  # The processes' SLURM_JOB_ID, a number also for an array element; empty = `job_id`.
     required_nodes: tuple[str, ...] = ()
-    node_count: int | None = None
-    """How many nodes it has or, pending, is expected to get: of `-N2-4` some releases say 2, some 4."""
+    node_count: int | None = None  # Nodes that it has or, pending, is to get: of `-N2-4` releases say 2, or 4.
     time_limit_s: float | None = None  # None: without a limit, or its partition's.
     qos: str = ""
     reservation: str = ""
@@ -80,22 +77,17 @@ class SlurmJob(Struct):
     submit_at: float | None = None  # When it was submitted or last requeued.
     eligible_at: float | None = None
     array_job_id: str = ""  # The whole array's id, empty for a job that is no element.
-    array_tasks: str = ""
-    """Its index in the array; of the job `6_[4-9]` that stands for all elements that have not started yet `4-9`."""
+    array_tasks: str = ""  # Its index in the array; of `6_[4-9]`, all elements that have not started, `4-9`.
     het_job_id: str = ""  # The first component's id, for every component of a heterogeneous job.
     het_offset: int | None = None
-    component_ids: tuple[str, ...] = ()
-    """Of a heterogeneous job that was folded into its first component: the other components' numbers, as `raw_id`."""
-    not_requeueable: str = ""
-    """Why a requeue would not do what it should under this release of Slurm, a sentence; empty if it would."""
+    component_ids: tuple[str, ...] = ()  # Of a heterogeneous job: the other components' numbers, as `raw_id`.
+    not_requeueable: str = ""  # Why a requeue would not do what it should in this release; empty if it would.
     starts_again: str = ""
     """It has ended, and what runs it starts it again by itself within a moment, as `slurm-watchdog run` does: a clause
     that says how it ended, and which restart that is."""
-    counted_at_once: bool = False
-    """A restart is known here before the next run prints anything: none of its lines is taken for the run before."""
+    counted_at_once: bool = False  # A restart is known before the next run prints anything: no line is mistaken.
     ended_with: str = ""  # How it ended, where more is known than its state: `exit code 7`.
-    unreadable: tuple[str, ...] = ()
-    """Names of the fields that Slurm answered in a form that cannot be read: their values here mean nothing."""
+    unreadable: tuple[str, ...] = ()  # Fields that Slurm answered unreadably: their values here mean nothing.
 
     @property
     def unsure(self) -> str:
@@ -127,8 +119,7 @@ class SlurmNode(Struct):
     address: str
     state: str
     reason: str = ""
-    reason_at: float | None = None
-    """When that reason was given, and who gave it: a drain is ours only if all three are as we left them."""
+    reason_at: float | None = None  # When that reason was given: a drain is ours only if all three are as we left them.
     reason_user: str = ""
     partitions: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()  # As in `SlurmJob`.
@@ -162,10 +153,8 @@ class SlurmView(Struct):
 
     jobs: tuple[SlurmJob, ...]
     nodes: tuple[SlurmNode, ...]
-    dropped: tuple[str, ...] = ()
-    """Why rows of the answer are in neither, a sentence each: their ids could not be read."""
-    partial: str = ""
-    """Why a job that is not in this answer may exist all the same, a sentence; empty if the answer is whole."""
+    dropped: tuple[str, ...] = ()  # Why rows of the answer are in neither: their ids could not be read.
+    partial: str = ""  # Why a job not in this answer may exist all the same, a sentence; empty: it is whole.
 
 
 GAVE_UP = "Kill task failed"
@@ -214,8 +203,7 @@ def why_not_set_down(
     return ""
 
 
-RUN_LIMITS = ("max_restarts", "spares")
-"""Of `slurm-watchdog run`, as its options are named; no one else has a use for them."""
+RUN_LIMITS = ("max_restarts", "spares")  # Of `slurm-watchdog run`, as its options are named.
 MOST = 1000
 _BEGIN = re.compile(r"(?:^|[\s,;|])watchdog\s*[:=]\s*", re.IGNORECASE)
 _END = re.compile(r"[;|\n\r]")  # Where the wish ends and something else that the comment holds begins.

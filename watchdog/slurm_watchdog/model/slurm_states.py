@@ -44,20 +44,16 @@ RUNNING = _jobs("runs")  # It has processes: what is judged, and what a signal c
 WAITING = _jobs("waits")  # It will run (again).
 OVER = _jobs("over")
 HOLDS_NODES = _jobs("starts", "runs", "ends")  # Processes of the job may rightly be on its nodes.
-HAD_PROCESSES = _jobs("runs", "ends")
-"""It was given its nodes and has used them: what it was allocated is final."""
+HAD_PROCESSES = _jobs("runs", "ends")  # It was given its nodes and has used them: what it was allocated is final.
 ALIVE = HOLDS_NODES | WAITING  # It runs, or will, or is just ending.
-COMES = _jobs("waits", "starts", "runs")
-"""It runs or will: COMPLETING is not among them, for most jobs that complete do not come again."""
+COMES = _jobs("waits", "starts", "runs")  # It runs or will: most jobs that complete do not come again.
 STARTED = _jobs("starts", "runs")  # Slurm has started it.
-REQUEUED = _jobs("waits", "ends")
-"""What a job may be after a requeue, and where a hold takes effect. COMPLETING: the run before has not ended yet."""
+REQUEUED = _jobs("waits", "ends")  # What a job may be after a requeue (COMPLETING: the old run), and can be held.
 HELD = _jobs("held")
 CAN_BE_HELD = REQUEUED - HELD
 FAILED = _jobs("failed")
 ENDED_BY_PERSON = _jobs("by person")
-ENDED_FROM_OUTSIDE = _jobs("from outside", "by person")
-"""The word itself says why the job ended: no process of it did that."""
+ENDED_FROM_OUTSIDE = _jobs("from outside", "by person")  # The word says why it ended: no process of it did that.
 RESTARTABLE = frozenset({"RUNNING"})
 """The only state in which anything is done to a job by itself: one that is suspended, stopped, resized or
 signalled is in the hands of someone else."""
@@ -104,8 +100,7 @@ USED, LOST, ABSENT, LEAVES, SHUT, OUT = (
     frozenset(word for word, known in NODE_WORDS.items() if said in known)
     for said in ("used", "lost", "absent", "leaves", "shut", "out")
 )
-STARTING_UP = frozenset({"POWERED_DOWN", "POWERING_UP", "POWER_UP"})
-"""A node that is switched off or starts does not respond, and is not lost by that."""
+STARTING_UP = frozenset({"POWERED_DOWN", "POWERING_UP", "POWER_UP"})  # It does not respond, and is not lost by that.
 
 
 @lru_cache(maxsize=4096)

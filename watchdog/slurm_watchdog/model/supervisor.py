@@ -14,10 +14,8 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, MAX_FIELD, RESUME_FIELD, clean_field
 from slurm_watchdog.model.slurm import SlurmJob
 
-STATUS_FILE = "supervisor"
-"""One line of JSON, a SupervisorStatus, replaced whole by its writer at every change and every WRITE_EVERY_S."""
-ORDER_PREFIX = "restart-"
-"""An order is called so, with the id of its decision behind it: the line of a kill switch, with ORDER_FIELDS."""
+STATUS_FILE = "supervisor"  # One line of JSON, a SupervisorStatus, replaced whole at each change and WRITE_EVERY_S.
+ORDER_PREFIX = "restart-"  # Name of an order, the id of its decision behind it: a kill switch with ORDER_FIELDS.
 WRITE_EVERY_S = 5.0
 FRESH_S = 30.0  # Of a status that is older the supervisor is taken for dead: six times WRITE_EVERY_S.
 MAX_STATUS_BYTES = 65_536  # A job of 4,000 nodes has names of 16 bytes each there.
@@ -28,8 +26,7 @@ ORDER_LIFETIME_S = 60.0
 has ended, or has gone another way."""
 GRACE_S = 5  # Between SIGTERM and SIGKILL of a command that is ended: one that hears the first is gone within a second.
 HUNG_GRACE_S = 1  # The same where the loop does not turn: such a rank hears nothing, and its checkpoint is on disk.
-BATCH_STEP = "batch"
-"""The step of a command whose ranks run in the batch script itself. It keeps this id over every start."""
+BATCH_STEP = "batch"  # The step of a command whose ranks run in the batch script itself, over every start.
 
 _STEP = re.compile(rf"[0-9]{{1,10}}|{BATCH_STEP}")
 _START = re.compile(r"[0-9]{1,6}")
@@ -42,8 +39,7 @@ class SupervisorState(StrEnum):
 
     STARTING = "starting"  # Looks at the nodes, or has started the command and no step of Slurm's is known yet.
     RUNNING = "running"
-    WAITING = "waiting"
-    """The command has ended after a kill switch was written: an order to start it again is waited for."""
+    WAITING = "waiting"  # The command ended after a kill switch was written: an order to start again is awaited.
     ENDING = "ending"  # The command is being ended.
     OVER = "over"  # The command has ended and is not started again.
 
@@ -55,8 +51,7 @@ class OrderAnswer(StrEnum):
     TAKEN = "taken"  # It is being carried out.
     STARTED = "started"  # The command runs again: `step_id` is its new step.
     REFUSED = "refused"  # Nothing was done: `words` says why.
-    FAILED = "failed"
-    """The command was ended, and could not be started again, or not without the nodes to avoid: `words` says why."""
+    FAILED = "failed"  # It was ended, and could not be started again, or not without the nodes to avoid.
 
 
 class SupervisorStatus(Struct):

@@ -73,8 +73,7 @@ CHOOSE = (
     'for p in "$0" python3 /usr/libexec/platform-python; do '
     'if "$p" -I -c "import sys; sys.exit(sys.version_info < (3, 8))" 2>/dev/null </dev/null; then '
     'exec "$p" -I - "$@"; fi; done; echo "no Python from 3.8 on is installed on $(hostname)" >&2; exit 127'
-)
-"""For sh: our own interpreter where the node has it, else the system's."""
+)  # For sh: our own interpreter where the node has it, else the system's.
 ALLOCATION = re.compile(r"^salloc: .* job allocation (\d+)")
 MINUTES = {1: 15, 2: 5}  # limits of a job on one node and on two: more than its program takes (`--within`)
 GRACE_S, SETTLE_S = 60.0, 5.0  # beyond that, for Slurm to end it (KillWait: 30 s); for its end after its last line

@@ -26,8 +26,7 @@ LEAST_PAST = 3  # Earlier tests of a node that make its usual figure.
 MADS, SPREADS, SCALE, TINY = 5.0, 3.0, 1.4826, 1e-9
 """A figure has to be so many scaled median absolute deviations (of logarithms) away: one in a million of a normal
 distribution is; and so many times the spread of its own repetitions. SCALE makes the MAD a standard deviation."""
-MOST_OTHERS = 0.25
-"""Share of the other nodes that may have the same doubt: with more it is how the site is set up (a judgement)."""
+MOST_OTHERS = 0.25  # Share of the others that may have the same doubt: with more it is the site's set-up.
 Floors = Mapping[str, float]  # Name or key of a figure to the worst value that the site accepts, in the figure's unit.
 Past = Mapping[str, Sequence[Mapping[str, float]]]  # Node to the figures of its earlier tests.
 Pair = tuple[str, str]
@@ -166,8 +165,7 @@ class NodeVerdict(Struct):
     unsure: tuple[str, ...] = ()  # UNKNOWN: why it was not judged, parts of sentences.
     peers: int = 0  # With which its figures were compared.
     figures: str = ""  # The most telling ones, in words.
-    measured: tuple[str, ...] = ()
-    """Parts that have figures: `cpu`, `memory`, `disk:/tmp`, `mount:/scratch`, `link:eth0`, a GPU's UUID."""
+    measured: tuple[str, ...] = ()  # Parts with figures: `cpu`, `disk:/tmp`, `mount:/scratch`, `link:eth0`, a UUID.
 
     @property
     def reasons(self) -> tuple[str, ...]:

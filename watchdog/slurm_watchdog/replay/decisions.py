@@ -95,8 +95,7 @@ class ReplayExecutor:
 
     cluster: ClusterState
     _under_way: dict[str, Decision] = field(default_factory=dict)  # By their ids.
-    _really: set[str] = field(default_factory=set)
-    """Those of them that the recorded controller had under way as well: it says when they end."""
+    _really: set[str] = field(default_factory=set)  # Of them, under way in the recording, too: it says their ends.
 
     def drive(self, run: ActionRun) -> None:
         self._under_way[run.decision.id] = run.decision
@@ -158,8 +157,7 @@ class ReplayDecisions:
         self._state, self._judge, self._tally, self._on_change = state, judge, tally, on_change
         self._journal = ReplayJournal()
         self._executor = ReplayExecutor(state)
-        self._at = 0.0
-        """The moment that is decided about."""
+        self._at = 0.0  # The moment that is decided about.
         numbers: Iterator[int] = count(1)
         self._decider = Decider(
             config,

@@ -32,9 +32,7 @@ from slurm_watchdog.trace.read import Moment, read_moments, typical_interval_s
 from slurm_watchdog.trace.records import BadLine, ParseStats, Stack
 from slurm_watchdog.trace.to_report import Node
 
-DUMP_DEADLINE_S = 25.0
-"""Stacks that have not come by then are missing from their dump: the controller waits as long
-(evidence.DUMP_DEADLINE_S)."""
+DUMP_DEADLINE_S = 25.0  # Stacks later than that are missing from their dump (evidence.DUMP_DEADLINE_S).
 
 
 @dataclass
@@ -96,15 +94,12 @@ class StackDumps:
 
 
 LOOKED_AHEAD = 500  # Moments that are read before the first is judged, to see how often agents report.
-SILENT_REPORTS = 3.0
-"""A node is silent after so many reports that did not come, and never sooner than the configuration says."""
-OF_A_NODE = (records.Proc, records.Gpu, records.Log)
-"""Most lines of every trace; they say something of one node, and of nothing else."""
+SILENT_REPORTS = 3.0  # Silent after so many missing reports, and never sooner than the configuration says.
+OF_A_NODE = (records.Proc, records.Gpu, records.Log)  # Most lines of every trace: of one node, and of nothing else.
 OF_AN_AGENT = (records.Report, records.Kmsg, records.Mount, records.Checkpoint, *OF_A_NODE)
 """What an agent says again and again."""
 NOT_OF_A_NODE = (records.Job, records.Node, records.Fault, BadLine, *OF_THE_CONTROLLER)
-LAST_WORDS_S = 7.0
-"""A trace that ends with its job has no more to say of why: what waits for that is judged as it is so much later."""
+LAST_WORDS_S = 7.0  # A trace that ends with its job: what waits for a reason is judged as so much later.
 FINE_S = 3600.0  # In a longer stretch without a line, time advances in larger steps.
 
 
@@ -164,11 +159,9 @@ class TracePlayer:
         self._faults: list[records.Fault] = []
         self._seen: dict[str, Incident] = {}
         self._now: float | None = None
-        self._recorded = False
-        """Whether a controller wrote this trace: then it has everything that there was."""
+        self._recorded = False  # Whether a controller wrote this trace: then it has everything that there was.
         self._judged_until = float("-inf")
-        self._over_at = float("-inf")
-        """When a run of a job was over last."""
+        self._over_at = float("-inf")  # When a run of a job was over last.
 
     # ------------------------------------------------------------------------------------ time
 

@@ -12,8 +12,7 @@ from slurm_watchdog.model.run_record import RunRecord
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.commands import Answer, Commands, first_line
 
-OPTIONAL = ("Reason", "DerivedExitCode", "FailedNode")
-"""What a release of sacct may not know (FailedNode: before 23.02) is asked for without."""
+OPTIONAL = ("Reason", "DerivedExitCode", "FailedNode")  # What sacct may not know (FailedNode: before 23.02).
 FIELDS = (
     "JobID", "State", "ExitCode", "Start", "End", "NNodes", "NodeList", "User", "Account", "Partition", *OPTIONAL,
     "JobName",
@@ -22,8 +21,7 @@ FIELDS = (
 NO_REASON = ("", "None", "Unknown")
 DEADLINE_S = 20.0
 MAX_WORD = 256  # Of a word of sacct's that is passed on.
-NO_NODES = ("", "None assigned")
-"""NodeList of a job that was cancelled before it began: some releases give it a Start all the same."""
+NO_NODES = ("", "None assigned")  # NodeList of a job cancelled before it began, which may have a Start.
 MAX_DIGITS = 12
 TOGETHER_S = 10.0  # Between the beginnings of the parts of one run: a second was seen.
 _EXIT = re.compile(r"\d{1,5}:\d{1,3}")

@@ -28,8 +28,7 @@ class Refusal(StrEnum):
     NOT_PENDING = "not_pending"  # What may be done to a pending job only.
     NOT_RUNNING = "not_running"
     CHANGED = "changed"  # It is not as the caller last saw it, so nothing was done.
-    UNSATISFIABLE = "unsatisfiable"
-    """No node is left that could run the job, an account or limit forbids it, an option is invalid."""
+    UNSATISFIABLE = "unsatisfiable"  # No node could run the job, an account or limit forbids it, an option is invalid.
     NOT_NOW = "not_now"  # In between two states, or too busy: the same request may be taken in a moment.
     NOT_ASKED = "not_asked"  # We did not even send it: no name of one job or one node.
     OTHER = "other"
@@ -124,8 +123,7 @@ class SlurmRefused(Exception):
 class SignalTo(StrEnum):
     """Which of a job's processes a signal goes to."""
 
-    STEPS = "steps"
-    """What srun started, and not the batch script. (Tasks get it from slurmstepd; the script's srun sees them end.)"""
+    STEPS = "steps"  # What srun started, and not the batch script, whose srun sees the tasks end.
     BATCH = "batch"  # The batch script's shell alone: what `sbatch --signal=B:USR1` does.
     FULL = "full"  # The batch script, all its children and the steps.
 
@@ -134,8 +132,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """A job script to be submitted."""
 
     script: bytes
-    options: tuple[str, ...] = ()
-    """Long options of sbatch, one a string: `--exclude=n1`. They win over the script's own #SBATCH lines."""
+    options: tuple[str, ...] = ()  # Long options of sbatch, `--exclude=n1`: they win over #SBATCH lines.
     like: str = ""
     """A job: what it was given on sbatch's command line is taken over as far as Slurm still lists it (tasks,
     CPUs, memory, GPUs, constraints, output files, its index in an array); `options` win over that."""

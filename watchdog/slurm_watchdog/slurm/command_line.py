@@ -155,8 +155,7 @@ class CommandLineSlurm:
         self.requests = Requests(deadline_s, observe)
         self._uid = os.geteuid() if uid is None else uid
         self._access: tuple[float, Access] | None = None
-        self.left_out_reservations: tuple[str, ...] = ()
-        """Of the newest listing of reservations, a sentence about each that could not be read."""
+        self.left_out_reservations: tuple[str, ...] = ()  # A sentence about each that could not be read.
 
     # -- questions
 
@@ -336,8 +335,7 @@ def failure(command: str, answer: Answer) -> SlurmRefused | SlurmUnavailable:
     return SlurmUnavailable(f"{command} ended with exit code {answer.code}: {first_line(answer.stderr)}")
 
 
-TOKEN_WARNING_S = 600.0
-"""A token that ends so soon is reported: `scontrol token` gives one for 30 min if nothing else is asked for."""
+TOKEN_WARNING_S = 600.0  # A token that ends so soon is reported: `scontrol token` gives one for 30 min.
 CANCELS_HET_JOBS = ((25, 5), (26, 5))
 """Releases from the first up to, without, the second: 25.11.7 cancels a running heterogeneous job with an
 srun over its components when it is requeued (12 of 12); 22.05.8, 24.11.5 and 26.05.5 requeue it. 25.05 was

@@ -53,8 +53,7 @@ class Right:
     """False while another controller is, or may be, the active one."""
 
     to_ask: Callable[[], bool]  # Asked before each command is started.
-    to_change: Callable[[], bool] | None = None
-    """Asked in a thread, before each command that changes something; None: as `to_ask` says."""
+    to_change: Callable[[], bool] | None = None  # Asked in a thread before each change; None: as `to_ask` says.
 
 
 ALWAYS = Right(lambda: True)  # The one controller on SQLite.

@@ -26,8 +26,7 @@ NODE_LISTING = ("--local", "--all", "--Node")
 class Listings:
     """By squeue and sinfo. Each answer raises SlurmUnavailable or ParseError rather than leave something out."""
 
-    note = ""
-    """What is not as it should be in how Slurm is asked, a sentence; empty: nothing."""
+    note = ""  # What is not as it should be in how Slurm is asked, a sentence; empty: nothing.
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands

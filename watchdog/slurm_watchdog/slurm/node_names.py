@@ -77,8 +77,7 @@ class ParseError(ValueError):
     """Output that is cut short, or not what was asked for. Never take it for an empty answer."""
 
 
-Listed = tuple[tuple[T, ...], tuple[str, ...]]
-"""What was listed, and a sentence about each row that had to be left out."""
+Listed = tuple[tuple[T, ...], tuple[str, ...]]  # What was listed, and a sentence about each row left out.
 
 
 def all_or_none(listed: Listed[T]) -> tuple[T, ...]:

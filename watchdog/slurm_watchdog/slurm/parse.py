@@ -42,14 +42,11 @@ NODE_FIELDS = ("nodelist", "nodeaddr", "statecomplete", "partitionname", "timest
 """What sinfo -O is asked for."""
 FIRST_TITLES = frozenset({"JOBID", "NODELIST"})
 
-SMALLEST_NO_VALUE = 0xFFFFFFFD
-"""From here on a number means that there is none (slurm.h: NO_CONSUME_VAL, NO_VAL, INFINITE)."""
+SMALLEST_NO_VALUE = 0xFFFFFFFD  # From here on a number means none (slurm.h: NO_CONSUME_VAL, NO_VAL, INFINITE).
 LARGEST_UID = 0xFFFFFFFE  # From here on a number is no user's (setresuid(2): -1 means that nothing is changed).
 NO_VAL = "4294967294"  # What Slurm writes for the array index of a job that is no array.
 REQUEUED_HELD = "job requeued in held state"
-UNREADABLE = "UNREADABLE"
-"""In place of a state that cannot be read: no word of Slurm's, so nothing is done to such a job and nothing
-concluded from it."""
+UNREADABLE = "UNREADABLE"  # A state that cannot be read: nothing is done to such a job, or concluded from it.
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from slurm_watchdog.slurm.node_names import ParseError
 
 T = TypeVar("T")
 
-Observe = Callable[[str, str], None]
-"""Called with the name of each request and how it ended: ok, refused or unavailable."""
+Observe = Callable[[str, str], None]  # Given the name of each request and how it ended: ok, refused or unavailable.
 SIGNAL_NAME = re.compile(r"[A-Z][A-Z0-9]{1,9}", re.ASCII)
 OPTION = re.compile(r"--[a-z][^\0]*")
 RESERVATION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,349}", re.ASCII)

@@ -17,10 +17,8 @@ from msgspec.structs import replace
 
 from slurm_watchdog.model.observations import Gpu, GpuHolder, Process, Role
 
-GRACE_S = 60.0
-"""Time a job's processes get after its end to let go of their GPUs; the agents' `orphan_grace` as it ships."""
-LEAST_BYTES = 64 * 1024**2
-"""What a driver keeps of a card that no one uses is less; a context alone takes hundreds of MiB."""
+GRACE_S = 60.0  # For a job's processes after its end to let go of GPUs; the agents' `orphan_grace` as shipped.
+LEAST_BYTES = 64 * 1024**2  # A driver keeps less of a card that no one uses; a context alone takes hundreds of MiB.
 UNKNOWN_USER = "an unknown user"
 
 

@@ -27,8 +27,7 @@ GRIDS_S = (60.0, 30.0, 15.0, 10.0, 5.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.0
 """Whose multiples an author, or a collector, may have rounded the times of lines to."""
 EXACT_AFTER = 8
 EXACT = 0.02  # Of the time between two lines: a difference of a few per cent is what is looked for in them.
-READ_WITH_OTHERS = 0.25
-"""From this share of lines on that are as old as a look at processes or GPUs: they were dated when they were read."""
+READ_WITH_OTHERS = 0.25  # With so many lines as old as a look at processes or GPUs, they were dated when read.
 
 
 @dataclass
@@ -57,8 +56,7 @@ class _Dates:
 
 @dataclass
 class _File:
-    last_steps: dict[str, float] = field(default_factory=dict)
-    """Pattern -> the count that it said last: a bar that is redrawn says it again."""
+    last_steps: dict[str, float] = field(default_factory=dict)  # Pattern -> its last count: a bar is redrawn.
     dates: dict[str, _Dates] = field(default_factory=dict)  # By pattern.
     known: int = 0
     learner: Learner | None = field(default_factory=Learner)

@@ -31,16 +31,14 @@ PROVEN = 1000
 """Lines about processes in a row of which none was missing: then fewer than three in a thousand are lost (95
 % sure), and two of the same process in a row hardly ever are. Of one line in a hundred that is, they are
 within minutes."""
-WHOLE = 8
-"""A trace that lacks one line in ten looks regular for three listings now and then, and hardly ever for so many."""
+WHOLE = 8  # A trace that lacks one line in ten hardly ever looks regular for so many listings.
 SLACK = 1.5  # A process that was listed every ten seconds is missed after fifteen.
 TICKS_PER_S = 100  # USER_HZ: /proc counts in hundredths of a second on every machine that trains models.
 UNKNOWN_STATE = "?"
 STOPPED = ("T", "t")
 NO_DISK = ("", "dev", "proc", "sys", "run")
 
-Key = tuple[str, int]
-"""(job, pid). A negative pid stands for a process whose pid the trace does not tell; it is never shown."""
+Key = tuple[str, int]  # (job, pid). A negative pid stands for one that the trace does not tell, and is not shown.
 
 
 @dataclass
@@ -53,8 +51,7 @@ class ListedProcess:
     missed: int = 0
     missed_at: float = 0.0  # When it was not listed for the first time.
     counts: bool = False  # Its processor time was seen to rise: that it is the same again says something.
-    call: tuple[object, ...] = ()
-    """What its newest line says of an uninterruptible call of unknown age, with its processor time."""
+    call: tuple[object, ...] = ()  # The uninterruptible call of unknown age in its newest line, with its CPU time.
     call_since: float = 0.0  # When a line said so for the first time.
 
     def blocked_for_s(self, record: Proc, now: float) -> float | None:
@@ -83,8 +80,7 @@ class Processes:
     _pid_of: dict[tuple[str, int], int] = field(default_factory=dict)  # (job, rank) -> pid.
     _job_of: dict[int, str] = field(default_factory=dict)
     _proven: int = 0  # Lines since one was missing about a process that was still there.
-    _since_gap: int | None = None
-    """Listings since one that had left someone out who was still there; None: there never was one."""
+    _since_gap: int | None = None  # Listings since one that left someone out who was still there; None: never one.
     unplaced: bool = False  # The newest listing had a line whose job is not known.
 
     def forget(self, job_id: str) -> None:

@@ -154,8 +154,7 @@ class Controller(Record, tag="controller", kw_only=True):
     paused: str | None = None  # Why nothing was to be done, as a person said; None: it was not paused.
     journal_error: str | None = None
     slurm_problem: str = ""  # Why Slurm's newest answer was of no use, if it was not.
-    warming_s: Amount | None = None
-    """It had just started, or was stalled, and only observed, for so long in all; None: it was warm."""
+    warming_s: Amount | None = None  # It only observed, for so long in all (a start, a stall); None: it was warm.
     acting: list[str] = []  # The runs (`JOB.RESTARTS`) and processes (`NODE/PID`) that an action was under way for.
     drained: Whole = 0  # Nodes that it had drained.
 
@@ -208,8 +207,7 @@ class ParseStats:
     lines: int = 0  # Lines that are not empty.
     used: int = 0
     skipped: dict[str, list[int]] = field(default_factory=dict)  # Why -> [how many, numbers of the first lines …].
-    ignored: dict[str, list[int]] = field(default_factory=dict)
-    """The same for single fields, and for records that say nothing that can be used."""
+    ignored: dict[str, list[int]] = field(default_factory=dict)  # Likewise of fields and of records of no use.
 
     def skip(self, why: str, number: int) -> None:
         _count(self.skipped, why, number)

@@ -35,12 +35,8 @@ KEPT_OF_REPORT = (
     "gpu_holders", "problems", "usages", "pressures", "links",
 )  # fmt: skip
 """What a recorded `report` line says beyond the other lines of its moment."""
-WRITING_S = 1800.0
-"""A checkpoint whose beginning a trace tells once may take as long as one in the log
-(`collective_hang.checkpoint_floor` as it ships)."""
-AGAIN = 3.0
-"""Where a trace tells again and again that it is written: so many times the longest pause so far may pass
-without a word."""
+WRITING_S = 1800.0  # As long as one in the log (`collective_hang.checkpoint_floor` as shipped), if told once.
+AGAIN = 3.0  # Told again and again: so many times its longest pause may pass without a word.
 CHECKPOINTS = "checkpoints"  # Directory of those that a trace tells of: it does not say where they lie.
 KILLED = ("oom_kill", "segfault")  # What a kernel says of a process that is over with that.
 T = TypeVar("T")
@@ -61,8 +57,7 @@ class Node:
     no agent that could fall silent."""
     own: tuple[Pattern, ...] = ()  # The site's patterns of progress.
     processes: Processes = field(init=False)
-    over: dict[str, str] = field(default_factory=dict)
-    """Jobs that have ended, and their users, as Slurm's listing has them at this moment."""
+    over: dict[str, str] = field(default_factory=dict)  # Jobs that have ended, and their users, at this moment.
     _holders: GpuHolders = field(default_factory=GpuHolders)
     _cards: dict[str, str] = field(default_factory=dict)  # PCI address -> UUID, as far as it was found out.
     _seats: AssignedGpus = field(default_factory=dict)
@@ -72,8 +67,7 @@ class Node:
     _writing: dict[tuple[str, str], tuple[float, float | None]] = field(default_factory=dict)
     """Checkpoint that is being written -> (said last, longest time between two such lines)."""
     _hung_since: dict[str, float] = field(default_factory=dict)
-    _sampled_at: set[float] = field(default_factory=set)
-    """When, in this moment, it was looked at what processes and GPUs do."""
+    _sampled_at: set[float] = field(default_factory=set)  # When processes and GPUs were looked at in this moment.
     _ended: set[int] = field(default_factory=set)
     """Pids that the kernel says it killed, that have left the list of their GPU, or whose GPU was emptied,
     and that were not listed since."""

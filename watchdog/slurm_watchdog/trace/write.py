@@ -27,8 +27,7 @@ SECTIONS: tuple[tuple[str, str, Names], ...] = (
     ("kmsg", "node_events", {"line": "line"}),
     ("mount", "mounts", PROBE),
     ("checkpoint", "checkpoints", {"job_id": "job_id"}),
-)
-"""Kind of line, the report's rows that are written so, and their fields beside `more`."""
+)  # Kind of line, the report's rows that are written so, and their fields beside `more`.
 
 
 def line_of(t: float, kind: str, fields: dict[str, Any]) -> bytes | None:

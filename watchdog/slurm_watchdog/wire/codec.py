@@ -19,8 +19,7 @@ T = TypeVar("T")
 OPEN_LISTS: Final[dict[type, dict[str, tuple[str, frozenset[str]]]]] = {
     Report: {"events": ("kind", frozenset(EventKind)), "node_events": ("severity", frozenset(FaultSeverity))},
     Reply: {"commands": ("type", frozenset(str(each.__struct_config__.tag) for each in get_args(Command)))},
-}
-"""Lists of a message of which an element may have a word that is not known: its key, and the words that are."""
+}  # Lists of a message of which an element may have a word that is not known: its key, and the words that are.
 
 
 def read_newer(data: bytes, kind: type[T]) -> T | None:
@@ -65,8 +64,7 @@ MAX_PATH = 4096  # linux/limits.h
 MAX_LENGTHS: Final[dict[str, int]] = {
     **dict.fromkeys(("path", "directory", "mount", "source", "device", "server", "probe", "variables"), MAX_PATH),
     **dict.fromkeys(("line", "error", "problems", "reason"), MAX_SENTENCE),
-}
-"""Field -> the most characters of its text; of all others MAX_NAME. Agents send lines of 500 at most."""
+}  # Field -> the most characters of its text; of all others MAX_NAME. Agents send lines of 500 at most.
 UNCUT_FIELDS = frozenset({"results"})
 ELLIPSIS = "…"
 
@@ -109,8 +107,7 @@ def _cut(value: Any, limit: int) -> Any:
 
 Message = TypeVar("Message", Report, Reply)
 
-MAX_BYTES = 8 * 1024**2
-"""A report of 1,000 processes with stacks has about 2 MiB; anything larger than this is a mistake or an attack."""
+MAX_BYTES = 8 * 1024**2  # 1,000 processes with stacks have about 2 MiB; anything larger is a mistake or an attack.
 
 MAX_WHY = 300  # Characters of what is wrong with it: the decoder repeats the value, which may be long.
 

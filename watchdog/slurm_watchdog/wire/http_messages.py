@@ -36,10 +36,8 @@ def refusal(status: int, sentence: str) -> Answer:
     return Answer(msgspec.json.encode({"error": sentence}), status)
 
 
-Handler = Callable[[Request], "Answer | Awaitable[Answer]"]
-"""Answers at once, or later where it has to wait for another answer. Raises nothing."""
-Admission = Callable[["Head", str], "Answer | None"]
-"""(head, address): an answer that refuses a request before its body is taken, None if it may come."""
+Handler = Callable[[Request], "Answer | Awaitable[Answer]"]  # Answers at once, or after another answer. Raises nothing.
+Admission = Callable[["Head", str], "Answer | None"]  # (head, address): what refuses a request before its body.
 Refusal = Callable[[str, int, str], Answer]  # (outcome, status, sentence): counts a request that never became one.
 
 

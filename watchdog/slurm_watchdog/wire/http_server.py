@@ -71,20 +71,16 @@ class Server:
         self.admit = admit
         self.refuse = refuse
         self.max_body = max_body
-        self.deadline_s = deadline_s
-        """A request has to arrive whole within this time of its first byte."""
+        self.deadline_s = deadline_s  # A request has to arrive whole within this time of its first byte.
         self.tls = tls
         self.limits = limits or Limits()
         self.connections: set[Connection] = set()
         self.secured: set[TlsConnection] = set()
-        self.held = 0
-        """Bytes of requests that are not whole yet."""
-        self.ends: Callable[[], Awaitable[None]] | None = None
-        """Closed together with the server."""
+        self.held = 0  # Bytes of requests that are not whole yet.
+        self.ends: Callable[[], Awaitable[None]] | None = None  # Closed together with the server.
         self._count = count
         self._logged_at: dict[str, float] = {}
-        self._late: deque[tuple[float, float]] = deque()
-        """(when, by how many seconds) this loop was late, of the last minutes."""
+        self._late: deque[tuple[float, float]] = deque()  # (when, seconds) this loop was late, of the last minutes.
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -228,15 +224,12 @@ class Connection(asyncio.Protocol):
         self._remote = ""
         self._since = clock.monotonic()
         self._task: asyncio.Task[None] | None = None
-        self._promised = False
-        """The client was answered `100 Continue`: it sends its body."""
+        self._promised = False  # The client was answered `100 Continue`: it sends its body.
         self._arriving: tuple[Head, int] | None = None
         """The head of the request whose body is arriving, and where it ends: read once, however small the
         pieces are."""
-        self._served = False
-        """It has asked something that was answered."""
-        self._held = 0
-        """Bytes of the inbox that the server has counted."""
+        self._served = False  # It has asked something that was answered.
+        self._held = 0  # Bytes of the inbox that the server has counted.
         self._names: frozenset[str] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -15,14 +15,12 @@ from functools import lru_cache
 from slurm_watchdog.identity.tls import HANDSHAKE_REASONS
 
 MAX_CONNECTIONS = 32_768  # Three for each of ten thousand agents: one that was lost counts until it is swept.
-SPARE_FILES = 512
-"""Descriptors that the rest of the controller needs: journal, Slurm's commands, local socket, page, users' port."""
+SPARE_FILES = 512  # Descriptors for the rest of the controller: journal, Slurm's commands, socket, page, users.
 MAX_OF_ONE_ADDRESS = 64  # An agent holds one, Prometheus another; a login node may run a few agents of users.
 MAX_ADDRESSES = 65_536  # Addresses and nodes that are remembered.
 
 MAX_UNREAD = 4 * 1024**2  # Bytes of answers that a client has not read; beyond, the connection is closed.
-MAX_HELD = 512 * 1024**2
-"""Bytes of all requests together that have begun to arrive: 50 KiB, a full report, of each of ten thousand agents."""
+MAX_HELD = 512 * 1024**2  # Bytes of all requests that have begun to arrive: 50 KiB of each of ten thousand agents.
 
 CONNECTION_REASONS = {
     **HANDSHAKE_REASONS,
@@ -30,8 +28,7 @@ CONNECTION_REASONS = {
     "too_many": "there are too many connections already",
     "too_many_of_one_address": "it has too many connections already",
     "too_many_failures": "it has failed too often",
-}
-"""Label of a connection that was refused -> what it means. These are all the labels there are."""
+}  # Label of a connection that was refused -> what it means. These are all the labels there are.
 REFUSED_REPORTS = (
     "unauthorized", "no_session", "replayed", "wrong_node", "garbage", "too_large", "too_slow", "too_often",
     "cut_off", "busy", "no_munge", "wrong_job", "no_room",
@@ -79,9 +76,7 @@ class TokenBuckets:
         return min(self.burst, left + (now - at) * self.per_s)
 
 
-REPORTS_AT_ONCE = 300
-"""An agent that was cut off sends what it kept: ten minutes at 5 s are 120 reports, and each may be refused
-and sent again."""
+REPORTS_AT_ONCE = 300  # Of an agent that was cut off: ten minutes at 5 s are 120, and each may be refused once.
 REPORTS_A_SECOND = 20.0  # A hundred times what the default interval makes.
 BYTES_AT_ONCE = 64 * 1024**2  # What an agent keeps (8 MiB), several times over.
 BYTES_A_SECOND = 2 * 1024**2

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from slurm_watchdog.agent.collectors.gpu import GPU_VALUES
-from slurm_watchdog.cli.main import main
+from slurm_watchdog.cli.main import RENAMED, main
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.config.schema import Config, Expert
 from slurm_watchdog.detect.registry import SPECS
@@ -186,18 +186,40 @@ def commands(page: str) -> Iterator[list[str]]:
 )
 def test_every_command_of_a_page_exists_with_its_options(page: str) -> None:
     for words in commands(page):
-        command: click.Command = main
-        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
-            assert words[0] in command.commands, f"{page}: {words}"
-            command = command.commands[words.pop(0)]
-        known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-        known |= {"-h", "--help"}
-        given = [
-            word.partition("=")[0]
-            for word in words[: words.index("--") if "--" in words else None]
-            if word.startswith("-") and word != "-"
-        ]
-        assert set(given) <= known, f"{page}: slurm-watchdog {command.name} {words}"
+        assert misnamed(words) == [], f"{page}: slurm-watchdog {words}"
+
+
+def misnamed(words: list[str]) -> list[str]:
+    """What of a command no command has: its name, or options."""
+    command: click.Command = main
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        if words[0] not in command.commands:
+            return words[:1]
+        command, words = command.commands[words[0]], words[1:]
+    known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    given = [
+        word.partition("=")[0]
+        for word in words[: words.index("--") if "--" in words else None]
+        if word.startswith("-") and word != "-"
+    ]
+    return sorted(set(given) - known - {"-h", "--help"})
+
+
+NAMED = re.compile(r"slurm-watchdog ([a-z][a-z-]+)((?: (?:--?[a-z][a-z-]*|[A-Z]+\b))*)")
+"""A command that a text of the program names, with the options after it."""
+
+
+def test_every_command_that_a_text_of_the_program_names_exists_with_its_options() -> None:
+    """So that a command is renamed in one place, and none is named by its old name."""
+    bad, seen = [], set()
+    for path in sorted((CHECKOUT / "watchdog").rglob("*")):
+        if path.suffix in (".py", ".j2", ".conf"):
+            for name, more in NAMED.findall(re.sub(r'"\s+f?"', "", path.read_text(encoding="utf-8"))):
+                seen |= {name} & set(main.commands)
+                if name in RENAMED or (name in main.commands and misnamed([name, *re.findall(r"--?[a-z-]+", more)])):
+                    bad.append(f"{path.name}: slurm-watchdog {name}{more}")
+    assert bad == []
+    assert len(seen) > 8
 
 
 def test_the_readme_is_short_and_leads_to_every_page(checkout: Path) -> None:

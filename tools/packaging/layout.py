@@ -26,7 +26,6 @@ SHARED = (
     "deploy/profiles",
     "deploy/trainers",
     "deploy/prometheus",
-    "deploy/screenshots",
     "deploy/node-test",
     "deploy/grafana/dashboards",
     "deploy/grafana/provisioning",

@@ -63,18 +63,16 @@ def sentence(results: Mapping[str, Any]) -> str:
 
 
 def accuracy(results: Mapping[str, Any]) -> str:
-    """A row for each case of what `tests.accuracy.matrix.summary` kept, its ways together; the hours of healthy jobs."""
+    """Each case of what `tests.accuracy.matrix.summary` kept, its ways together; the hours of healthy jobs."""
     cases, healthy = results["cases"], results["healthy"]
-    names = dict.fromkeys(row["case"] for row in cases)
+    ways = [[row for row in cases if row["case"] == name] for name in dict.fromkeys(row["case"] for row in cases)]
     wrong = [
         f"{row['thing'].removeprefix('healthy_').replace('_', ' ')} {row['false']}" for row in healthy if row["false"]
     ]
     lines = [
         f"{measured(results, 'make accuracy')} ({results['minutes']} min): {sentence(results)}",
         "",
-        "| case | runs | seconds to verdict, p50 / p99 |",
-        "|---|---|---|",
-        *(_case([row for row in cases if row["case"] == name]) for name in names),
+        f"Seconds to the verdict, median / 99th percentile: {'; '.join(map(_case, ways))}.",
         "",
         f"Healthy jobs did {len(healthy)} things that look like a fault (evaluations, long saves, retries, full memory, …), for "
         f"{sum(row['hours'] for row in healthy):,.0f} hours; false: {', '.join(wrong) or 'none'}.",
@@ -91,24 +89,25 @@ def _case(ways: list[Mapping[str, Any]]) -> str:
     false = sum(row["false"] for row in ways)
     missed = "" if found == right == 100 else f"; found {_percent(found)}, right culprit {_percent(right)}"
     other = f"; {false} other incidents" if false else ""
-    return f"| {_name(first)} | {runs}{missed}{other} | {_s(first['p50_s'])} / {_s(first['p99_s'])} |"
+    return f"{_name(first)} {first['p50_s']:.0f} / {first['p99_s']:.0f}{missed}{other}"
 
 
 def sources(results: Mapping[str, Any]) -> str:
-    """A table of what `tests.accuracy.sources` kept."""
-    rows = results["rows"]
-    lines = [
-        f"{measured(results, 'python -m tests.accuracy.sources --write')}, {rows[0]['runs']} runs of {len(rows[0]['faults'])} hangs a row:",
-        "",
-        "| sources | right verdict | wrongly named | not always right |",
-        "|---|---|---|---|",
-    ]
+    """What `tests.accuracy.sources` kept, a line for each set of sources."""
+    rows, told = results["rows"], []
     for row in rows:
         missed = [
             f"{name.replace('_', ' ')} {_percent(share)}" for name, share in row["faults"].items() if share != 100
         ]
-        lines.append(f"| {row['sources']} | {_percent(row['right'])} | {row['wrong']} | {', '.join(missed)} |")
-    return "\n".join(lines)
+        wrong = f", {row['wrong']} wrongly named" if row["wrong"] else ""
+        told.append(f"- {row['sources']}: {_percent(row['right'])}{wrong}{_in_brackets(missed)}")
+    command = measured(results, "python -m tests.accuracy.sources --write")
+    head = f"{command}, right verdicts in {rows[0]['runs']} runs of {len(rows[0]['faults'])} hangs each:"
+    return "\n".join([head, "", *told])
+
+
+def _in_brackets(words: list[str]) -> str:
+    return f" ({', '.join(words)})" if words else ""
 
 
 def frameworks_sentence(kept: Mapping[str, Any]) -> str:

@@ -67,12 +67,8 @@ def write(page: Path) -> str:
         incident, printed = explained(everything=page == EVIDENCE)
         rest = printed.partition("\nFacts\n")[2]
         facts, _, more = rest.partition("\nUsually ")
-        groups, end = more.partition("\nGroups\n")[2].partition("\nHints")[0], more.partition("\nAction: ")[2]
-        shown = (
-            printed.partition("\nWHO ")[0]
-            if page == README
-            else f"…\nFacts\n{facts}\n…\nGroups\n{groups}\n…\nAction: {end}"
-        )
+        end = more.partition("\nAction: ")[2]
+        shown = printed.partition("\nWHO ")[0] if page == README else f"…\nFacts\n{facts}\n…\nAction: {end}"
         text = between(text, "explain", console(f"show {incident[:4]}{' --all' if page == EVIDENCE else ''}", shown))
     return between(text, "figures", figures()) if page == README else text
 

@@ -16,7 +16,6 @@ from msgspec.structs import FieldInfo
 
 from slurm_watchdog.config.converting import options_of, way_of
 from slurm_watchdog.config.detectors import Detector
-from slurm_watchdog.config.policy import Except, Match, Values
 from slurm_watchdog.config.schema import Config, Expert
 from slurm_watchdog.detect import registry
 from slurm_watchdog.knowledge import limits
@@ -29,18 +28,9 @@ HEAD = """# Options
 Generated from the configuration's schema by `make docs`. The file is YAML, `/etc/slurm-watchdog/config.yaml`, the same on all machines; what it does not
 name has its default. An unknown key, a number without its unit or a contradiction refuses the whole file, with every error at once:
 `slurm-watchdog doctor --config FILE`. Durations: `ms`, `s`, `min`, `h`, `d`, also joined (`1h30min`); sizes: `B`, `KiB`, `MiB`, `GiB`.
-What to set first: [Installing](install.md#worth-setting). Rules, rungs and guards: [Acting](acting.md).
+What to set first: [Installing](install.md#worth-setting). Rules, rungs and guards: [Acting](acting.md). What is below `expert:` is in
+[config.example.yaml](../config.example.yaml): every key with its default and a sentence.
 """
-EXPERT = """
-## expert
-
-All else. [config.example.yaml](../config.example.yaml) has each with a sentence.
-"""
-LISTS: dict[type[Struct], str] = {
-    Except: "except[], beside the values of expert.policy that a rule has",
-    Match: "except[].match",
-}
-"""Blocks that may stand several times: they hang on no default, so they are named here."""
 SENTENCE = re.compile(r"(?<=[\w)\]}'`])\. (?=[A-Z{])")
 """Pages have the first sentence of each text."""
 EXAMPLE_HEAD = """\
@@ -105,23 +95,14 @@ def written(field: FieldInfo, value: Any) -> str:
 
 
 def write() -> str:
-    """The page: what people set with its sentence, of all else name and default."""
-    lines, blocks = [HEAD, "| option | default | meaning |", "|---|---|---|"], [EXPERT]
-    lines += [row(each) for each in options(Config())]
-    for block, name in LISTS.items():
-        texts = texts_of(block)
-        lines += ["", f"## {name}", "", "| option | meaning |", "|---|---|"]
-        own = [each for each in options_of(block) if block is not Except or each not in options_of(Values)]
-        lines += [f"| `{each}` | {cell(short(texts[each]))} |" for each in own]
-    for each in options(Expert()):
-        blocks.append(f"\n- **{each.name}**:" if each.default is None else f" `{each.name}: {each.default}`")
-    return "\n".join(lines) + "\n" + "".join(blocks) + "\n"
+    """The page: what people set."""
+    rows = [row(each) for each in options(Config()) if each.default is not None]
+    return "\n".join([HEAD, "| option | default | meaning |", "|---|---|---|", *rows]) + "\n"
 
 
 def row(option: Option) -> str:
-    """An option as a row; of a block its sentence."""
-    default = "" if option.default is None else f"`{option.default}`"
-    return f"| `{option.path}` | {default} | {cell(option.text)} |"
+    """An option as a row."""
+    return f"| `{option.path}` | `{option.default}` | {cell(option.text)} |"
 
 
 def cell(text: str) -> str:

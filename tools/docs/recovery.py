@@ -17,11 +17,12 @@ def recovery(ours: Path) -> str:
     if not ours.exists():
         return "No results are kept."
     kept = json.loads(ours.read_text(encoding="utf-8"))
+    runs = dict.fromkeys(f"{row['date']}, {row['commit']}" for row in kept["results"])
     lines = [
-        "`make bench ARGS=recovery`; seconds from the fault:",
+        f"`make bench ARGS=recovery`, {', '.join(runs)}; seconds from the fault:",
         "",
-        "| fault | way | verdict | named | first new step | goal | steps lost | left out | measured |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| fault | way | verdict | named | first new step | goal | steps lost | left out |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in kept["results"]:
         case = kept["cases"][row["case"]]
@@ -35,7 +36,7 @@ def recovery(ours: Path) -> str:
         lines.append(
             f"| {case['words']} | {_WAYS[row['way']]} | {_verdict(row)} | {'right' if row['right_rank'] else '**no**'} | "
             f"{_again(row)}{': **missed**' if missed else ''} | {goal} | {_number(row['steps_lost'])} | "
-            f"{left_out} | {row['date']}, {row['commit']} |"
+            f"{left_out} |"
         )
     return "\n".join(lines)
 

@@ -132,21 +132,18 @@ def write() -> str:
 
 def page(imports: Imports) -> str:
     """The page of these imports."""
+    known = sorted({room_of(module, imports) for module in imports}, key=ORDER.index)
     rows = []
-    for room in sorted({room_of(module, imports) for module in imports}, key=ORDER.index):
+    for room in known:
         init = (PACKAGE if room == "slurm_watchdog" else PACKAGE / room) / "__init__.py"
-        if init.exists():
-            says = (
-                (ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or "")
-                .partition("\n\n")[0]
-                .replace("\n", " ")
-                .partition(". ")[0]
-                .removesuffix(".")
-            )
+        if init.exists() and "/" not in room:
+            text = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
+            says = text.partition("\n\n")[0].replace("\n", " ").partition(". ")[0].removesuffix(".")
             rows.append(f"| `{room}` | {says} |")
     return (
         "# The rooms of the package\n\nGenerated from the imports by `make rooms`; `make test` fails when "
         "it is out of date, when an import goes up, or when two rooms\nor two modules import each other. "
-        "From the ground up: each room imports only from those above it in this table (`make rooms` prints from which).\n\n"
+        f"From the ground up, each imports only from those before it: {', '.join(known)}\n"
+        "(`make rooms` prints from which; a folder's `__init__.py` says what is in it).\n\n"
         "| room (below `watchdog/slurm_watchdog/`) | what is in it |\n|---|---|\n" + "\n".join(rows) + "\n"
     )

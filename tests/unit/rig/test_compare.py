@@ -64,10 +64,8 @@ def test_a_case_without_a_new_step_misses_its_goal_in_the_table(tmp_path: Path) 
     file = tmp_path / "recovery.json"
     file.write_text(json.dumps(kept))
     table = recovery.recovery(file).splitlines()
-    assert (
-        table[-1]
-        == "| hang | in place | 21 s, `collective_hang` | right | none: **missed** | 40 s | - | - | 2026-11-23, 4711abcd |"
-    )
+    assert table[-1] == "| hang | in place | 21 s, `collective_hang` | right | none: **missed** | 40 s | - | - |"
+    assert "2026-11-23, 4711abcd" in table[0]
 
 
 def test_a_peer_that_ends_a_healthy_job_is_told_of(tmp_path: Path) -> None:

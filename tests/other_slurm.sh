@@ -7,6 +7,17 @@
 # In a root directory the tests run on its Python, in an environment made from requirements.lock at the first time (network), in
 # mount and network namespaces of their own. Processes are not hidden: locks protect clusters of others on this machine.
 # Without arguments: the tests of the Slurm client and of the main job.
+#
+# Where no distribution has the release (25.11), build it into a prefix of its own:
+#     apt-get install libmunge-dev libdbus-1-dev libhwloc-dev libmariadb-dev-compat     # the last one for slurmdbd alone
+#     ./configure --prefix=/opt/slurm-25.11 --sysconfdir=/etc/slurm --enable-multiple-slurmd --disable-debug --disable-static --with-munge
+#     (cd src && make && "make" install) && "make" install-pkgincludeHEADERS
+# With processes, mounts and /run of their own, as `make test` has them: bash tests/own_namespaces.sh bash tests/other_slurm.sh WHERE ...
+# pyslurm has to be of the same release. The tests of the client compare both clients where they find it, and the controllers of all live
+# tests list by it, if SLURM_WATCHDOG_TEST_PYSLURM names an interpreter that has it:
+#     python3 -m venv /opt/pyslurm-25.11
+#     SLURM_LIB_DIR=/opt/slurm-25.11/lib SLURM_INCLUDE_DIR=/opt/slurm-25.11/include /opt/pyslurm-25.11/bin/pip install 'pyslurm==25.11.*'
+#     SLURM_WATCHDOG_TEST_PYSLURM=/opt/pyslurm-25.11/bin/python make test SLURM=/opt/slurm-25.11
 set -euo pipefail
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 fail() { echo "other_slurm.sh: $*" >&2; exit 2; }

@@ -176,6 +176,4 @@ def test_metrics_page_and_alert_rules_know_it(seen: dict[str, Any]) -> None:
 
 def test_the_page_of_detectors_has_its_section(seen: dict[str, Any]) -> None:
     section = seen["detectors"].partition("\n## loss_zero\n")[2].partition("\n## ")[0].strip()
-    assert section == (
-        "- Fires: five losses in a row are 0.\n- Names: no rank or node: since which step.\n- Acts: reported only."
-    )
+    assert section == ("- Fires: five losses in a row are 0.\n- Names: no rank or node: since which step.\n- Acts: no.")

@@ -15,7 +15,7 @@ from tools.docs import marks
 
 FILE = Path(__file__).parents[2] / "docs/evidence.md"
 LABELS = ("Sees", "From", "How often", "Never")
-HEAD = ("collector", "sees", "from where", "how often, and what bounds it", "never")
+HEAD = ("collector", "sees", "from where", "how often, and what bounds it")
 _LABEL = re.compile(rf"^({'|'.join(LABELS)}): ", re.MULTILINE)
 
 
@@ -31,8 +31,8 @@ def facts(spec: CollectorSpec) -> tuple[str, ...]:
 
 def write() -> str:
     """The whole page."""
-    rows = [HEAD, ("---",) * len(HEAD), *((f"`{spec.name}`", *facts(spec)) for spec in COLLECTORS)]
+    rows = [HEAD, ("---",) * len(HEAD), *((f"`{spec.name}`", *facts(spec)[:3]) for spec in COLLECTORS)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows).replace(
-        "| --- | --- | --- | --- | --- |", "|---|---|---|---|---|"
+        "| --- | --- | --- | --- |", "|---|---|---|---|"
     )
     return marks.between(FILE.read_text(encoding="utf-8"), "collectors", table)

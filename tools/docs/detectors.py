@@ -23,6 +23,7 @@ Generated from the detectors by `make docs`. [How it judges](how-it-judges.md) h
 A detector reports one kind of incident. Its name is the key below `detectors:` ([options](options.md)) and the label `kind` of the metrics. An incident
 resolves when its condition has been gone for two reports, or its job has ended. Detectors run from causes to consequences: an incident that an earlier
 one about the same job explains is kept and not announced; `show` says which. `operator_restart` is no detector: a person asked for a restart.
+Acts: *no*: it is reported only; *with a ladder of yours*: so is this, unless you configure one.
 """
 LABEL = re.compile(r"^(Fires|Names|Acts|Note): ", re.MULTILINE)
 
@@ -35,7 +36,7 @@ def write() -> str:
 def section(spec: DetectorSpec) -> str:
     """One detector."""
     found = facts(spec)
-    may = "reported only, unless you configure a ladder" if spec.may_act else "reported only"
+    may = "with a ladder of yours" if spec.may_act else "no"
     usual = f"`[{', '.join(spec.ladder)}]`" if spec.ladder else may
     more = f"; {found['Acts']}" if "Acts" in found else "."
     acts = found["Acts"] if spec.ladder and "Acts" in found else f"{usual}{more}"

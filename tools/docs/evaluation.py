@@ -100,10 +100,10 @@ def sources(results: Mapping[str, Any]) -> str:
             f"{name.replace('_', ' ')} {_percent(share)}" for name, share in row["faults"].items() if share != 100
         ]
         wrong = f", {row['wrong']} wrongly named" if row["wrong"] else ""
-        told.append(f"- {row['sources']}: {_percent(row['right'])}{wrong}{_in_brackets(missed)}")
+        told.append(f"{row['sources']}: {_percent(row['right'])}{wrong}{_in_brackets(missed)}")
     command = measured(results, "python -m tests.accuracy.sources --write")
     head = f"{command}, right verdicts in {rows[0]['runs']} runs of {len(rows[0]['faults'])} hangs each:"
-    return "\n".join([head, "", *told])
+    return f"{head} {'; '.join(told)}."
 
 
 def _in_brackets(words: list[str]) -> str:

@@ -96,7 +96,9 @@ def _shipped() -> str:
 
 def console(command: str, printed: str) -> str:
     """A block of a page: the command and its output, long lines continued below what they say."""
-    lines = [part for line in printed.strip().splitlines() for part in folded(line)]
+    said = printed.strip().splitlines()
+    cascade = [line for line in said if line.startswith("  cascade ")][2:]  # the rest of it says the same
+    lines = [part for line in said if line not in cascade[:-1] for part in folded("  …" if line in cascade else line)]
     return "\n".join(["```console", f"$ slurm-watchdog {command}", *lines, "```"])
 
 

@@ -134,41 +134,16 @@ IMPLIED = {"gpu": ("gpu_uuid", "gpu"), "link": ("link",), "job": ("job_id",)}
 """First word of a name -> labels that all series with it have; the page says so once."""
 NAMED_ONLY = ("gpu_", "link_")
 """Their names say it all; the whole sentence is in /metrics."""
-PLAIN = frozenset(
-    {
-        "actions_total",
-        "agent_build_info",
-        "agent_tick_duration_seconds",
-        "build_info",
-        "checkpoint_age_seconds",
-        "decisions_total",
-        "incidents_total",
-        "job_step",
-        "job_step_seconds",
-        "log_events_dropped_total",
-        "log_lag_bytes",
-        "log_skipped_bytes_total",
-        "nodes",
-        "notifications_waiting",
-        "probes",
-        "refused_connections_total",
-        "reports_total",
-        "slurm_requests_total",
-        "supervisor_spare_nodes",
-        "supervisor_starts",
-        "tick_duration_seconds",
-        "ticks_total",
-        "notifications_oldest_age_seconds",
-        "report_interval_seconds",
-        "agent_series_dropped",
-        "lost_work_seconds_total",
-        "restarted_gpus_total",
-        "collector_duration_seconds",
-        "collector_success",
-        "nvml_driver_seconds",
-        "job_phase",
-    }
-)
+PLAIN = """
+actions_total agent_build_info agent_reports_total agent_series_dropped agent_tick_duration_seconds
+build_info certificate_expiry_timestamp_seconds checkpoint_age_seconds checkpoint_step checkpoint_writing
+collector_duration_seconds collector_success controller_epoch decisions_total incidents_total job_operation
+job_phase job_progress_age_seconds job_step job_step_seconds log_events_dropped_total log_lag_bytes
+log_skipped_bytes_total lost_work_seconds_total nodes notifications_oldest_age_seconds notifications_total
+notifications_waiting nvml_driver_seconds probes refused_connections_total report_interval_seconds
+reports_total restarted_gpus_total slurm_requests_total spool_bytes supervisor_spare_nodes supervisor_starts
+tick_duration_seconds ticks_total
+"""
 """As NAMED_ONLY, by their whole name."""
 
 
@@ -181,7 +156,10 @@ def shown(metric: Metric) -> str:
 def table(metrics: Iterable[Metric]) -> list[str]:
     """The rows of a table, by name, and those whose names say it all."""
     known = sorted(each for each in metrics if not each.name.startswith(NAMED_ONLY))
-    told, plain = [each for each in known if each.name not in PLAIN], [each for each in known if each.name in PLAIN]
+    told, plain = (
+        [each for each in known if each.name not in PLAIN.split()],
+        [each for each in known if each.name in PLAIN.split()],
+    )
     rows = [f"| {shown(each)} | {each.meaning.replace('|', chr(92) + '|').rstrip('.')} |" for each in told]
     return ["| series | meaning |", "|---|---|", *rows, "", f"Also {', '.join(map(shown, plain))}."]
 

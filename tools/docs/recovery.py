@@ -64,7 +64,7 @@ def compare(peers_file: Path, ours: Path) -> str:
         told = "-" if None in accused else f"{sum(map(bool, accused))} of {len(accused)}"
         release = f"{about['distribution']} {about['release']}: " if about["distribution"] else ""
         lines.append(f"| {release}{about['what']} | {' | '.join(cells)} | {told} | {about['lines_changed']} |")
-    lines += ["", *(f"- {text}" for text in _remarks(kept, rows, healthy))]
+    lines += ["", *(f"- {text}" for text in _remarks(kept, rows))]
     return "\n".join(lines)
 
 
@@ -107,19 +107,12 @@ def _accused(row: Mapping[str, Any] | None) -> bool | None:
     return row["verdict_s"] is not None or row["starts"] > 0
 
 
-def _remarks(
-    kept: Mapping[str, Any], rows: Mapping[tuple[str, str], Mapping[str, Any]], healthy: list[str]
-) -> list[str]:
+def _remarks(kept: Mapping[str, Any], rows: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[str]:
     told = [f"{name}: {about['remark']}." for name, about in kept["peers"].items() if about["remark"]]
     for (peer, scene), row in rows.items():
         if row["problem"]:
             told.append(f"{peer}, {kept['scenes'][scene]}: {_plain(row['problem'])}")
-    ended = [
-        f"{peer} after {_s(row['verdict_s'])}"
-        for (peer, scene), row in rows.items()
-        if scene in healthy and _accused(row)
-    ]
-    return [*told, f"Healthy jobs that were ended: {', '.join(ended)}."] if ended else told
+    return told
 
 
 def _verdict(row: Mapping[str, Any]) -> str:

@@ -1,5 +1,20 @@
 """The same stacks give the same verdict with `group-stacks`, with `diagnose` and in a live incident, by the same limits:
-whoever is named here is named there."""
+whoever is named here is named there.
+
+What still differs, to be unified when the judge is rebuilt as one table:
+
+| situation | incident | `diagnose` | `group-stacks` |
+|---|---|---|---|
+| before the limit, later than 15 s and twice the slowest recent step | nothing, or a hang that is *proven* (`proven_floor`) | names who stands out, exit code 1, and says from when on it is an incident | no hang |
+| nothing at work in a save or an evaluation | reported after 5 min | as an incident for a server that does not answer; otherwise `checkpoint_floor`, `evaluation_floor` | `checkpoint_floor`, `evaluation_floor` |
+| a rank outside computes, or moves data | nothing before `busy_limit` | "still moves or computes" | a hang after the limit |
+| the log says that the job saves or evaluates | the limit of that phase | the same | not known: `--since-last-step` counts as in training |
+| before 5 steps were seen | `startup_grace` | the same limit; before two steps the stacks alone | only below functions that start a training |
+| slowest recent step | from the log | the same | `--typical-step` |
+| nobody is in a collective | `stalled_progress` tells much later | "nothing moves", nobody named | all in one place that does not end, or nobody |
+| most ranks end | `wedged_teardown` | `wedged_teardown` once ranks are gone | names who is behind |
+| a flush on a file that answers | after 30 min (`FLUSH_PATIENCE_S`, fixed) | the same | by its place alone |
+"""
 
 from __future__ import annotations
 
@@ -107,7 +122,7 @@ SITE = CollectiveHang(floor=120.0, checkpoint_floor=7200.0, evaluation_floor=600
 @pytest.mark.parametrize("place", ODD.values(), ids=ODD)
 def test_one_question_has_one_answer_at_every_age(place: Sequence[str], limits: CollectiveHang) -> None:
     """One of eight ranks stands there, and the others wait. `diagnose` says before the limit what it sees, with the
-    limit: docs/development/one-answer.md."""
+    limit: the head of this file."""
     places = [place if rank == 3 else at.REDUCE for rank in range(8)]
     for since_s in AGES:
         incident = live(places, since_s, limits)

@@ -78,4 +78,3 @@ def test_a_peer_that_ends_a_healthy_job_is_told_of(tmp_path: Path) -> None:
     file.write_text(json.dumps(kept))
     text = recovery.compare(file, tmp_path / "none.json")
     assert "| x | - | - | - | - | 1 of 1 | 2 |" in text.splitlines()
-    assert "- Healthy jobs that were ended: p after 62 s." in text.splitlines()

@@ -23,15 +23,15 @@ ROWS = [
     ("filters", "ids"),
     [
         ({}, "abcd"),
-        ({"kinds": ("log_error",)}, "bc"),
-        ({"kinds": ("log_error", "slow_job")}, "bcd"),
-        ({"states": ("firing",)}, "a"),
-        ({"states": ("explained", "pending")}, "cd"),
-        ({"since_s": 3600.0}, "ac"),
+        ({"kind": ("log_error",)}, "bc"),
+        ({"kind": ("log_error", "slow_job")}, "bcd"),
+        ({"state": ("firing",)}, "a"),
+        ({"state": ("explained", "pending")}, "cd"),
+        ({"since": 3600.0}, "ac"),
         ({"owner_uid": 1001}, "a"),
         ({"owner_uid": 1002}, ""),
         ({"limit": 2}, "ac"),
-        ({"kinds": ("log_error",), "limit": 1}, "c"),
+        ({"kind": ("log_error",), "limit": 1}, "c"),
     ],
 )
 def test_incidents_with_filters_lists_those_that_pass_all_in_their_order(filters: dict[str, Any], ids: str) -> None:

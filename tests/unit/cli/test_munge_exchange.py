@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.cli.munge_exchange import MungeExchange, MungeExchanges
+from slurm_watchdog.cli.munge_exchange import MungeExchanges
 from slurm_watchdog.cli.options import ClientError
 from slurm_watchdog.identity.munge_protocol import request_digest
 
@@ -65,12 +65,12 @@ NOT_TAKEN = b'{"error": "This controller is the standby; the active one is mgmt2
 
 def test_an_answer_of_the_controllers_user_to_this_request_is_believed(answers: dict[str, Any]) -> None:
     answers["body"] = sealed(DIGEST)
-    assert MungeExchange(answers["address"], 5.0)("GET", "/v1/status", b"") == (404, "", b'{"error": "no"}')
+    assert MungeExchanges(answers["address"], 5.0)("GET", "/v1/status", b"") == (404, "", b'{"error": "no"}')
     assert answers["authorization"] == f"Munge MUNGE:{DIGEST}:"
 
 
 def test_no_other_answer_is(answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = MungeExchange(answers["address"], 5.0)
+    ask = MungeExchanges(answers["address"], 5.0)
     for body, words in (
         (sealed("0" * 64), "another request"),
         (b"{}", "is not the controller"),
@@ -88,12 +88,13 @@ def test_no_other_answer_is(answers: dict[str, Any], monkeypatch: pytest.MonkeyP
         ask("GET", "/v1/status", b"")
 
 
+@pytest.mark.usefixtures("answers")
 def test_nobody_who_listens_is_said_with_what_to_look_at() -> None:
     with pytest.raises(ClientError, match="cannot be asked") as caught:
-        MungeExchange("munge://no-such-user-here@127.0.0.1:1", 1.0)._send("GET", "/", b"", {})
+        MungeExchanges(NOBODY_THERE, 1.0)("GET", "/", b"")
     assert "controller.user_listen" in caught.value.todo
     with pytest.raises(ClientError, match="knows no user no-such-user-here"):
-        MungeExchange("munge://no-such-user-here@127.0.0.1:1", 1.0)("GET", "/", b"")
+        MungeExchanges("munge://no-such-user-here@127.0.0.1:1", 1.0)("GET", "/", b"")
 
 
 @contextlib.contextmanager

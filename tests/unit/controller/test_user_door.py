@@ -20,7 +20,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.cli.munge_exchange import MungeExchange
+from slurm_watchdog.cli.munge_exchange import MungeExchanges
 from slurm_watchdog.cli.options import ClientError
 from slurm_watchdog.controller.api.asking import UserLookup
 from slurm_watchdog.controller.api.doors import (
@@ -374,4 +374,4 @@ def test_what_is_no_request_of_a_command_is_refused_at_the_port(controller: Any,
 )
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ClientError, match="is not a controller's address"):
-        MungeExchange(address, 1.0)
+        MungeExchanges(address, 1.0)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_watchdog.cli.files import read_kernel_logs
+from slurm_watchdog.cli.options import print_json
 from slurm_watchdog.diagnose.kernel_log.block_scan import KernelScan
 from slurm_watchdog.diagnose.kernel_log.verdict import JudgedLine, judge_file
 from slurm_watchdog.knowledge.kernel_causes import ENDS, RULES
@@ -24,9 +25,9 @@ from tests.builders.kernel_messages import read_messages
 
 def scan_kernel(paths: list[str], *, as_json: bool) -> object:
     """The exit code; what is printed is captured."""
-    with pytest.raises(SystemExit) as ended:
-        read_kernel_logs(paths).finish(as_json)
-    return ended.value.code
+    answer = read_kernel_logs(paths)
+    print_json(answer.document) if as_json else answer.tell()
+    return answer.code
 
 
 BUS = "NVRM: Xid (PCI:0000:c1:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import pwd
-import sys
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 import click
-from click.core import ParameterSource
 from msgspec import structs
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.base.python310 import read_iso_time
 from slurm_watchdog.base.text import plural
-from slurm_watchdog.cli.find_controller import Asked, asks_controller
-from slurm_watchdog.cli.options import (
-    EXIT_FINE,
-    EXIT_FOUND,
-    JOB,
-    NODE,
-    PARTITION,
-    USER,
-    check_job,
-    expand_nodes,
-    flag,
-    parsed,
-    seconds_of,
-    table_option,
-    value,
-)
-from slurm_watchdog.cli.terminal import duration, sentence, show, who
+from slurm_watchdog.cli.client import find
+from slurm_watchdog.cli.options import ASKS, JOURNAL, ROWS_ONLY, Answer, Asked, command
+from slurm_watchdog.cli.terminal import duration, show, who
 from slurm_watchdog.model.documents import Incident, Paused, PauseRequest, SilenceRequest, Silences
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.node_events import NodeEventRequest, NodeHistory, NodeTable
@@ -44,34 +28,20 @@ ENOUGH_FAILURES = 10  # the mean of fewer is known to a third at best: 1 / sqrt(
 SHOWN_SIZES = 4  # The largest numbers of nodes, for which an interval between checkpoints is advised.
 
 
-def _known_kinds(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    """The kinds, if all are: a misspelt one has no incidents, which looks like health. Raises click.BadParameter."""
-    if value:
-        from slurm_watchdog.config.converting import did_you_mean
-        from slurm_watchdog.detect.registry import KINDS
-
-        for each in value:
-            if each not in KINDS:
-                raise click.BadParameter(f"{each!r} is not a kind of incident{did_you_mean(each, tuple(KINDS))}")
-    return value
-
-
-@click.command()
-@value(*JOB, "job_id", metavar="J", callback=check_job, help="Only incidents of this job.")
-@value("--kind", "kinds", metavar="KIND", multiple=True, callback=_known_kinds, help="Only this kind; repeatable.")
-@click.option(
-    "--state",
-    "states",
-    type=click.Choice(["pending", "firing", "resolved", "explained"]),
-    multiple=True,
-    help="Only incidents in this state; repeatable.",
+@command(
+    """
+    -j, --job J  Only incidents of this job.
+    --kind KIND…  Only this kind; repeatable.
+    --state pending|firing|resolved|explained…  Only incidents in this state; repeatable.
+    -u, --user USER  Only incidents of this user's jobs: a name or a uid.
+    --since TIME  Only those of the last 2h, 7d, …
+    --limit N<1..>  At most N, the newest.
+    """,
+    ROWS_ONLY,
+    ASKS,
+    JOURNAL,
 )
-@value(*USER, metavar="USER", help="Only incidents of this user's jobs: a name or a uid.")
-@value("--since", "since_s", metavar="TIME", callback=seconds_of, help="Only those of the last 2h, 7d, …")
-@value("--limit", metavar="N", type=click.IntRange(min=1), help="At most N, the newest.")
-@table_option
-@asks_controller(or_journal=True)
-def incidents(asked: Asked, job_id: str | None, **which: Any) -> None:
+def incidents(asked: Asked, job: str | None, user: str | None, **which: Any) -> Answer:
     """What happened: pending, firing and resolved incidents. Exit code 1 while one of those listed is firing.
 
     \b
@@ -83,34 +53,32 @@ def incidents(asked: Asked, job_id: str | None, **which: Any) -> None:
     """
     from slurm_watchdog.cli.show import hints_of
 
-    which["owner_uid"] = _uid(which.pop("user"))
-    known = asked.client().get(list[Incident], "/v1/incidents", job=job_id)
-    found = wanted(known, clock.wall(), **which)
+    owner_uid = _uid(user)
+    found = wanted(find(asked).get(list[Incident], "/v1/incidents", job=job), clock.wall(), owner_uid, **which)
     firing = sum(map(is_wrong, found))
-    whole = found if asked.as_json else []
+    whole = found if asked.json else []
     rows = [structs.asdict(each) | {"hints": [hint.as_json() for hint in hints_of(each)]} for each in whole]
-    values = {"found": found, "firing": firing, "job_id": job_id, "state": shown_state}
-    asked.answer(rows, lambda: show("incidents", named=named, **values))
-    sys.exit(EXIT_FOUND if firing else EXIT_FINE)
+    values = {"found": found, "firing": firing, "job_id": job, "state": shown_state, "named": named}
+    return Answer(rows, partial(show, "incidents", **values), bool(firing))
 
 
 def wanted(
     incidents: Sequence[Incident],
     now: float,
-    kinds: Sequence[str] = (),
-    states: Sequence[str] = (),
     owner_uid: int | None = None,
-    since_s: float | None = None,
+    kind: Sequence[str] = (),
+    state: Sequence[str] = (),
+    since: float | None = None,
     limit: int | None = None,
 ) -> list[Incident]:
     """Those that are asked for, in their order; empty and None: all."""
     found = [
         each
         for each in incidents
-        if (not kinds or each.kind in kinds)
-        and (not states or shown_state(each) in states)
+        if (not kind or each.kind in kind)
+        and (not state or shown_state(each) in state)
         and (owner_uid is None or owner_uid in each.owner_uids)
-        and (since_s is None or (each.opened_at is not None and each.opened_at >= now - since_s))
+        and (since is None or (each.opened_at is not None and each.opened_at >= now - since))
     ]
     newest = sorted(range(len(found)), key=lambda at: found[at].opened_at or 0.0)[-(limit or len(found)) :]
     return [found[at] for at in sorted(newest)]
@@ -124,9 +92,8 @@ def _uid(user: str | None) -> int | None:
     try:
         return pwd.getpwnam(user).pw_uid
     except KeyError:
-        raise click.BadParameter(
-            f"no user {user!r} on this machine; give the uid: --user 1000", param_hint="--user"
-        ) from None
+        what = f"no user {user!r} on this machine; give the uid: --user 1000"
+        raise click.BadParameter(what, param_hint="--user") from None
 
 
 def is_wrong(each: Incident) -> bool:
@@ -147,16 +114,19 @@ def named(culprits: Sequence[Culprit]) -> str:
     return who(culprits[0]) + more if culprits else "-"
 
 
-@click.command()
-@click.argument("node", required=False)
-@value("--mended", metavar="WHY", help="Record the repair of NODE: earlier events no longer count. For operators.")
-@table_option
-@asks_controller()
-def nodes(asked: Asked, node: str | None, mended: str | None) -> None:
-    """List suspect nodes and why. With NODE: its whole history.
+@command(
+    """
+    node [NAME]
+    --mended WHY  Record the repair of the node: earlier events no longer count. For operators.
+    """,
+    ROWS_ONLY,
+    ASKS,
+)
+def nodes(asked: Asked, node: str | None, mended: str | None) -> Answer:
+    """List suspect nodes and why. With NAME: its whole history.
 
     The weight of an event depends on its kind and its age (half after 28 days); a bad node fails in the same part
-    again. Exit code 1 while a node (with NODE: this one) is suspect.
+    again. Exit code 1 while a node (with NAME: this one) is suspect.
 
     \b
     Examples:
@@ -165,46 +135,35 @@ def nodes(asked: Asked, node: str | None, mended: str | None) -> None:
       slurm-watchdog nodes n17 --mended "GPU 3 exchanged"
     """
     if mended is not None and node is None:
-        raise click.UsageError("--mended needs a NODE")
-    client = asked.client()
-    if node is not None and mended is not None:
+        raise click.UsageError("--mended needs the name of a node")
+    client = find(asked)
+    if mended is not None:
         event = NodeEventRequest(kind="mended", id=uuid.uuid4().hex[:12], what=mended)
         client.post(dict, "/v1/nodes/{}/events", node, body=event)
     if node is not None:
-        from slurm_watchdog.cli.show import print_node
+        from slurm_watchdog.cli.show import of_node
 
-        print_node(asked, client.get(NodeHistory, "/v1/nodes/{}", node))
+        return of_node(client.get(NodeHistory, "/v1/nodes/{}", node))
     found = client.get(NodeTable, "/v1/nodes")
-    asked.answer(found, lambda: show("nodes", found=found, now=clock.wall()))
-    sys.exit(EXIT_FOUND if found.suspects else EXIT_FINE)
+    return Answer(found, partial(show, "nodes", found=found, now=clock.wall()), bool(found.suspects))
 
 
-date_of = parsed(
-    lambda value: read_iso_time(value).astimezone().timestamp(), "is not a date such as 2026-11-01 or 2026-11-01T06:00"
+@command(
+    """
+    --week  The last seven days. [default]
+    --from DATE  Begin, a local date.
+    --to DATE  End, a local date. [default: now]
+    -u, --user USER  Jobs of these users alone, names or globs with commas.
+    -A, --account ACCOUNT  Jobs of these accounts alone.
+    -p, --partition PARTITION  Jobs of these partitions alone.
+    -j, --job J  This job alone. See also: slurm-watchdog show.
+    --save-time TIME=60s  Time that a checkpoint takes, for the advice on its interval.
+    """,
+    ROWS_ONLY,
+    ASKS,
+    JOURNAL,
 )
-
-
-@click.command()
-@flag("--week", help="The last seven days. [default]")
-@value("--from", "since", callback=date_of, metavar="DATE", help="Begin, a local date.")
-@value("--to", "until", callback=date_of, metavar="DATE", help="End, a local date. [default: now]")
-@value(*USER, metavar="USER", help="Jobs of these users alone, names or globs with commas.")
-@value("-A", "--account", metavar="ACCOUNT", help="Jobs of these accounts alone.")
-@value(*PARTITION, metavar="PARTITION", help="Jobs of these partitions alone.")
-@value(*JOB, metavar="J", callback=check_job, help="This job alone. See also: slurm-watchdog show.")
-@value(
-    "--save-time",
-    "save_s",
-    default="60s",
-    metavar="TIME",
-    callback=seconds_of,
-    help="Time that a checkpoint takes, for the advice on its interval.",
-)
-@table_option
-@asks_controller(or_journal=True)
-def report(
-    asked: Asked, week: bool, since: float | None, until: float | None, save_s: float, **query: str | None
-) -> None:
+def report(asked: Asked, week: bool, save_time: float, **query: Any) -> Answer:
     """What the time of the jobs went to: steps that were kept, and what was lost to which cause.
 
     Effective is the time of the steps that were kept, by the usual time of a step: those that a restart made again
@@ -216,12 +175,12 @@ def report(
       slurm-watchdog report --from 2026-11-01 --to 2026-12-01 --account vision
       slurm-watchdog report --json | jq .share
     """
-    if week and since is not None:
+    if week and query["from"] is not None:
         raise click.UsageError("--week and --from exclude each other")
     now = clock.wall()
-    query |= {"from": str(now - WEEK_S if since is None else since), "to": str(now if until is None else until)}
-    found = asked.client().get(Report, "/v1/report", **query)
-    asked.answer(found, lambda: print_report(found, save_s))
+    query |= {name: at if query[name] is None else query[name] for name, at in (("from", now - WEEK_S), ("to", now))}
+    found = find(asked).get(Report, "/v1/report", **query)
+    return Answer(found, lambda: print_report(found, save_time))
 
 
 def print_report(found: Report, save_s: float) -> None:
@@ -244,22 +203,18 @@ def intervals(found: Report, save_s: float) -> str:
     return ", ".join(parts)
 
 
-@click.command()
-@value("--for", "for_s", default="2h", metavar="TIME", callback=seconds_of, help="How long, at most 30d.")
-@value("--kind", "kinds", multiple=True, metavar="KIND", help="Incidents of this kind; repeatable.")
-@value(*JOB, "jobs", multiple=True, metavar="J", help="Incidents of this job or array alone; repeatable.")
-@value(
-    *NODE,
-    "nodes",
-    multiple=True,
-    metavar="NODE",
-    callback=expand_nodes,
-    help="Incidents that name this node and no other, or n[1-3]; repeatable.",
+@command(
+    """
+    --for TIME  How long, at most 30d. [default: 2h]
+    --kind KIND…  Incidents of this kind; repeatable.
+    -j, --job J…  Incidents of this job or array alone; repeatable.
+    -w, --node NODE…  Incidents that name this node and no other, or n[1-3]; repeatable.
+    --reason TEXT  Shown wherever the silence is shown.
+    --end ID  End a silence.
+    """,
+    ASKS,
 )
-@value("--reason", default="", metavar="TEXT", help="Shown wherever the silence is shown.")
-@value("--end", "end_id", metavar="ID", help="End a silence.")
-@asks_controller()
-def silence(asked: Asked, end_id: str | None, **request: Any) -> None:
+def silence(asked: Asked, kind: tuple[str, ...], job: tuple[str, ...], node: tuple[str, ...], **given: Any) -> Answer:
     """No messages and no alerts for a while about incidents of a kind, a job or a node; several options have to match
     together. Without any of them it lists the silences in effect.
 
@@ -274,40 +229,38 @@ def silence(asked: Asked, end_id: str | None, **request: Any) -> None:
       slurm-watchdog silence
       slurm-watchdog silence --end 3f2a9c11
     """
-    body = SilenceRequest(**request | {"nodes": tuple(request["nodes"])})
-    selects = bool(body.kinds or body.jobs or body.nodes)
-    given = click.get_current_context().get_parameter_source
-    if end_id is None and not selects and (body.reason or given("for_s") is ParameterSource.COMMANDLINE):
+    selects, for_s, reason = bool(kind or job or node), given["for"], given["reason"] or ""
+    if given["end"] is None and not selects and (reason or for_s is not None):
         raise click.UsageError("name what to silence: --kind, --job or --node")
-    client = asked.client()
-    if end_id is not None:
-        answer = client.post(Silences, "/v1/silences/{}/end", end_id)
+    client = find(asked)
+    if given["end"] is not None:
+        answer = client.post(Silences, "/v1/silences/{}/end", given["end"])
     elif selects:
+        body = SilenceRequest(
+            for_s=2 * HOUR_S if for_s is None else for_s, kinds=kind, jobs=job, nodes=node, reason=reason
+        )
         answer = client.post(Silences, "/v1/silences", body=body)
     else:
         answer = client.get(Silences, "/v1/silences")
-    asked.answer(answer, lambda: show("silences", silences=answer.silences, made=answer.id, before=""))
+    return Answer(answer, partial(show, "silences", silences=answer.silences, made=answer.id, before=""))
 
 
-@click.command()
-@click.argument("reason", default="", metavar="[REASON]")
-@asks_controller()
-def pause(asked: Asked, reason: str) -> None:
+@command("reason [REASON]", ASKS)
+def pause(asked: Asked, reason: str | None) -> Answer:
     """Pause all automatic actions. Watching and alerts continue; the pause outlasts restarts of the controller.
 
     \b
     Example:
       slurm-watchdog pause "storage maintenance until Monday"
     """
-    answer = asked.client().post(Paused, "/v1/pause", body=PauseRequest(reason=reason))
+    answer = find(asked).post(Paused, "/v1/pause", body=PauseRequest(reason=reason or ""))
     why = f" ({answer.paused.reason})" if answer.paused and answer.paused.reason else ""
     said = f"Paused{why}: nothing is acted on until `slurm-watchdog resume`. Watching and alerts continue."
-    asked.answer(answer, lambda: sentence(said))
+    return Answer(answer, [said])
 
 
-@click.command()
-@asks_controller()
-def resume(asked: Asked) -> None:
+@command(ASKS)
+def resume(asked: Asked) -> Answer:
     """Ends a pause: the mode of each detector decides again what is acted on.
 
     \b
@@ -315,4 +268,4 @@ def resume(asked: Asked) -> None:
       slurm-watchdog resume
     """
     said = "Resumed: the mode of each detector decides again what is acted on."
-    asked.answer(asked.client().post(Paused, "/v1/resume"), lambda: sentence(said))
+    return Answer(find(asked).post(Paused, "/v1/resume"), [said])

@@ -8,30 +8,16 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec import to_builtins
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.text import plural
-from slurm_watchdog.cli.files import Answer, configured, files_in, read_dumps, read_file, read_kernel_logs, warn
-from slurm_watchdog.cli.options import (
-    EXIT_FINE,
-    EXIT_FOUND,
-    EXIT_UNKNOWN,
-    EXIT_USAGE,
-    JOB_ID,
-    ClientError,
-    Refusal,
-    config_option,
-    flag,
-    json_option,
-    knowledge_option,
-    operator_options,
-    print_json,
-    value,
-)
+from slurm_watchdog.cli import options
+from slurm_watchdog.cli.files import configured, files_in, read_dumps, read_file, read_kernel_logs
+from slurm_watchdog.cli.options import Answer, Asked, ClientError, Refusal, command, warn
 from slurm_watchdog.cli.terminal import sentence, show
 
 if TYPE_CHECKING:
@@ -57,18 +43,8 @@ LOGS, STACKS, COLLECTIVES, KERNEL = "logs", "stacks", "collectives", "kernel"
 """The sorts of files, as `--json` names what was found in them."""
 
 
-def _check(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    for each in given:
-        if each != "-" and not os.path.exists(each) and (len(given) > 1 or not JOB_ID.fullmatch(each)):
-            raise click.BadParameter(f"{each!r} is neither a job id nor a file or directory that you may read")
-    return given
-
-
-@click.command()
-@click.argument("given", metavar="JOB|PATH…", nargs=-1, required=True, callback=_check)
-@knowledge_option
-@operator_options
-def diagnose(given: tuple[str, ...], socket_path: str | None, config_file: str | None, as_json: bool) -> None:
+@command("given JOB|PATH…", options.KNOWLEDGE, options.ASKS)
+def diagnose(asked: Asked, given: tuple[str, ...]) -> Answer:
     """JOB: asks every node of a running job for the stacks and the state of its ranks, several times over some 20
     s, and says in one sentence whether it hangs and who keeps the others waiting. Nothing is stopped for it.
 
@@ -86,28 +62,31 @@ def diagnose(given: tuple[str, ...], socket_path: str | None, config_file: str |
       slurm-watchdog diagnose slurm-4711.out stacks/
       slurm-watchdog diagnose /shared/dumps/
     """
-    if not JOB_ID.fullmatch(given[0]) or os.path.exists(given[0]):
-        _diagnose_files(given, config_file, as_json)
-    from slurm_watchdog.cli.find_controller import choose
+    for each in given:
+        if each != "-" and not os.path.exists(each) and (len(given) > 1 or not options.JOB_ID.fullmatch(each)):
+            raise click.BadParameter(f"{each!r} is neither a job id nor a file or directory that you may read")
+    if not options.JOB_ID.fullmatch(given[0]) or os.path.exists(given[0]):
+        return _diagnose_files(given, asked)
+    from slurm_watchdog.cli.client import find
 
     try:
-        client = choose(socket_path, config_file)
-        found = _collect(client, given[0], quiet=as_json)
+        found = _collect(find(asked), given[0], quiet=asked.json)
     except ClientError as error:
-        error.end_with(EXIT_USAGE if error.http_status in (400, 403) else EXIT_UNKNOWN)
+        error.end_with(options.EXIT_USAGE if error.http_status in (400, 403) else options.EXIT_UNKNOWN)
         raise
-    if found.diagnosis is None:
+    diagnosis = found.diagnosis
+    if diagnosis is None:
         what = f"Job {given[0]} has ended or was restarted while its ranks were asked."
         raise ClientError(what, "See: slurm-watchdog status")
-    if as_json:
-        print_json(to_builtins(found.diagnosis) | {"job_id": given[0], "took_s": found.age_s})
-    else:
+
+    def print_all() -> None:
         for node in found.nodes:
             if node.state == "failed":
                 sentence(f"No evidence from {node.node}: {node.error or 'no answer'}", "yellow")
-        show("diagnosis", found=found.diagnosis)
-    is_hang = found.diagnosis.is_hang
-    sys.exit(EXIT_UNKNOWN if is_hang is None else EXIT_FOUND if is_hang else EXIT_FINE)
+        show("diagnosis", found=diagnosis)
+
+    document = to_builtins(diagnosis) | {"job_id": given[0], "took_s": found.age_s}
+    return Answer(document, print_all, options.EXIT_UNKNOWN if diagnosis.is_hang is None else diagnosis.is_hang)
 
 
 def _collect(client: Client, job_id: str, *, quiet: bool) -> DiagnosisProgress:
@@ -132,14 +111,14 @@ def _collect(client: Client, job_id: str, *, quiet: bool) -> DiagnosisProgress:
 # ------------------------------------------------------------------------------------------- files
 
 
-def _diagnose_files(given: Sequence[str], config_file: str | None, as_json: bool) -> NoReturn:
-    """Each file by what reads it; ends the process."""
+def _diagnose_files(given: Sequence[str], asked: Asked) -> Answer:
+    """Each file by what reads it."""
     import shutil
     import tempfile
 
     from slurm_watchdog.cli.group_stacks import read_stacks
 
-    config = configured(config_file)
+    config = configured(asked.config)
     if "-" in given:  # it is read twice
         copy = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         shutil.copyfileobj(sys.stdin.buffer, copy)
@@ -173,10 +152,10 @@ def _diagnose_files(given: Sequence[str], config_file: str | None, as_json: bool
             if len(answers) > 1:
                 sentence("")
                 sentence(f"{sort}: {plural(len(sorts[sort]), 'file')}".capitalize(), "bold")
-            answer.show()
+            answer.tell()
 
     document = {sort: answer.document for sort, answer in answers.items()}
-    Answer(document, print_all, EXIT_FOUND if EXIT_FOUND in codes else max(codes)).finish(as_json)
+    return Answer(document, print_all, True in codes or max(codes))
 
 
 def sort_of(path: str) -> str:
@@ -207,21 +186,19 @@ def sort_of(path: str) -> str:
 # ------------------------------------------------------------------------------------------------- logs
 
 
-@click.command("scan-log")
-@click.argument("files", metavar="FILE|DIR…", nargs=-1, required=True, type=click.Path(allow_dash=True))
-@value(
-    "--at",
-    metavar="TIME",
-    help="When the log was seen last, as it writes times, or in seconds since 1970. A silent log is a hang "
-    "only if enough time has passed. [default: its last line's time]",
+@command(
+    """
+    files FILE|DIR…
+    --at T  When the log was seen last, as it writes times, or in seconds since 1970. A silent log is a hang only if
+      enough time has passed. [default: its last line's time]
+    --kernel  The files are kernel logs (dmesg, journalctl -k).
+    --config F  Configuration file: its jobs.progress_patterns and the limits of its detectors. [default: every
+      setting's default]
+    """,
+    options.KNOWLEDGE,
+    options.JSON,
 )
-@flag("--kernel", help="The files are kernel logs (dmesg, journalctl -k).")
-@config_option(
-    "Configuration file: its jobs.progress_patterns and the limits of its detectors. [default: every setting's default]"
-)
-@knowledge_option
-@json_option
-def scan_log(files: tuple[str, ...], at: str | None, kernel: bool, config_file: str | None, as_json: bool) -> None:
+def scan_log(asked: Asked, files: tuple[str, ...], at: str | None, kernel: bool) -> Answer:
     """Reads logs of training jobs (plain, gzip, bzip2, xz; `-` is standard input; pasted text, Markdown) and
     says how far the run came, what ended it, which rank failed first, and what only followed. Files of one job
     (standard output and error, one a rank or node) are judged together; a directory stands for the logs in it.
@@ -240,8 +217,8 @@ def scan_log(files: tuple[str, ...], at: str | None, kernel: bool, config_file: 
       slurm-watchdog scan-log --kernel dmesg.txt
     """
     if kernel:
-        read_kernel_logs(files).finish(as_json)
-    read_logs(list(_with_folders(files)), configured(config_file), at).finish(as_json)
+        return read_kernel_logs(files)
+    return read_logs(list(_with_folders(files)), configured(asked.config), at)
 
 
 def _with_folders(paths: Sequence[str]) -> Iterator[str]:
@@ -289,8 +266,9 @@ def read_logs(files: Sequence[str], config: Config | None, at: str | None = None
         for each, mine in zip(judged, rows, strict=True):
             _print_logs(each, mine)
 
-    code = EXIT_USAGE if blind or unread else EXIT_FOUND if found else EXIT_FINE
-    return Answer({"files": [row for mine in rows for row in mine]}, show_all, code)
+    return Answer(
+        {"files": [row for mine in rows for row in mine]}, show_all, options.EXIT_USAGE if blind or unread else found
+    )
 
 
 def _settings(config: Config | None) -> Settings:

@@ -6,21 +6,18 @@ import gc
 import os
 import re
 import stat
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import click
 import msgspec
 from msgspec import structs
 
 from slurm_watchdog.base.text import plural
-from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN, EXIT_USAGE, load_or_exit, print_json
-from slurm_watchdog.cli.terminal import clean, sentence, show
+from slurm_watchdog.cli.options import EXIT_UNKNOWN, EXIT_USAGE, Answer, load_or_exit, warn
+from slurm_watchdog.cli.terminal import sentence, show
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
@@ -39,25 +36,6 @@ MEMORY_BYTES = 2 << 30  # Beyond what this process has when it begins: a hostile
 APART_S = 120.0  # Ranks that wrote their dumps further apart than this may have moved between the two.
 RANK = re.compile(r"(?i)(?<![a-z])rank[ _.-]?(\d{1,7})(?!\d)|(\d{1,7})(?:\.(?:json|pickle|pkl|bin))?$")
 """In the name of a file, or else of its folder, as in a bundle: `rank3_trace.json`, `nccl_trace_rank_3`, `dump_3`."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one command says of its files."""
-
-    document: dict[str, Any]
-    show: Callable[[], None]  # Prints it for people.
-    code: int
-
-    def finish(self, as_json: bool) -> NoReturn:
-        """Prints it and ends the process."""
-        print_json(self.document) if as_json else self.show()
-        sys.exit(self.code)
-
-
-def warn(text: object) -> None:
-    """A line on standard error."""
-    click.echo(clean(text), err=True)
 
 
 def configured(config_file: str | None) -> Config | None:
@@ -132,8 +110,7 @@ def read_kernel_logs(paths: Sequence[str]) -> Answer:
 
     lines = [_kernel_line(path, each) for path, verdict in found for each in verdict.lines]
     something = any(line["role"] != "news" for line in lines)
-    code = EXIT_FOUND if something else EXIT_FINE
-    return Answer({"lines": lines}, show_all, EXIT_USAGE if unread or (damaged and not something) else code)
+    return Answer({"lines": lines}, show_all, EXIT_USAGE if unread or (damaged and not something) else something)
 
 
 def _judge_kernel(scan: KernelScan, blocks: Iterator[Block]) -> KernelVerdict:
@@ -240,7 +217,7 @@ def read_dumps(paths: Sequence[str]) -> Answer:
 
     document = {**msgspec.to_builtins(order), "summary": summary, "problems": problems}
     unknown = order.waiting or not records
-    return Answer(document, print_all, EXIT_FOUND if order.odd else EXIT_UNKNOWN if unknown else EXIT_FINE)
+    return Answer(document, print_all, True if order.odd else EXIT_UNKNOWN if unknown else False)
 
 
 def _read_dumps(paths: Sequence[str]) -> tuple[dict[int, CollectiveRecord], list[str], list[float]]:

@@ -7,23 +7,12 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import click
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import plural
-from slurm_watchdog.cli.files import MAX_FILES, Answer, configured, files_in, warn
-from slurm_watchdog.cli.options import (
-    EXIT_FINE,
-    EXIT_FOUND,
-    EXIT_USAGE,
-    FiniteRange,
-    Refusal,
-    config_option,
-    json_option,
-    knowledge_option,
-    value,
-)
+from slurm_watchdog.cli.files import MAX_FILES, configured, files_in
+from slurm_watchdog.cli.options import EXIT_USAGE, JSON, KNOWLEDGE, Answer, Asked, Refusal, command, warn
 from slurm_watchdog.cli.terminal import advice, show
 
 if TYPE_CHECKING:
@@ -40,32 +29,22 @@ MAX_WORDS = 65_536  # Characters of a file without stacks in which its first wor
 GROUPS_SHOWN = 40
 
 
-@click.command("group-stacks")
-@click.argument("paths", metavar="PATH…", nargs=-1, required=True, type=click.Path(allow_dash=True))
-@value(
-    "--ranks",
-    type=click.IntRange(1, 10_000_000),
-    metavar="N",
-    help="How many ranks the job has: names the missing ones.",
+@command(
+    """
+    paths PATH…
+    --ranks N<1..10000000>  How many ranks the job has: names the missing ones.
+    --since-last-step S<0..>  Seconds since the last step when the stacks were taken.
+    --typical-step S<0..>  Seconds that a step takes.
+    --topology SIZES  Sizes of tensor, pipeline and context parallelism in Megatron's order of ranks, tp=4,pp=8:
+      compares ranks with those that normally look like them. [default: as the ranks' command lines say]
+    --config F  Configuration file: the limits of its detectors. [default: every setting's default]
+    """,
+    KNOWLEDGE,
+    JSON,
 )
-@value(
-    "--since-last-step",
-    "since_last_step_s",
-    type=FiniteRange(0),
-    metavar="S",
-    help="Seconds since the last step when the stacks were taken.",
-)
-@value("--typical-step", "typical_step_s", type=FiniteRange(0), metavar="S", help="Seconds that a step takes.")
-@value(
-    "--topology",
-    metavar="SIZES",
-    help="Sizes of tensor, pipeline and context parallelism in Megatron's order of ranks, tp=4,pp=8: compares ranks "
-    "with those that normally look like them. [default: as the ranks' command lines say]",
-)
-@config_option("Configuration file: the limits of its detectors. [default: every setting's default]")
-@knowledge_option
-@json_option
-def group_stacks(paths: tuple[str, ...], config_file: str | None, as_json: bool, **given: Any) -> None:
+def group_stacks(
+    asked: Asked, paths: tuple[str, ...], since_last_step: float | None, typical_step: float | None, **given: Any
+) -> Answer:
     """Reads stacks and says whether they show a hang, and which rank keeps the others waiting, if one does.
 
     A PATH is a file, a directory with a file for each rank or node, or `-` for standard input: what `py-spy
@@ -83,7 +62,8 @@ def group_stacks(paths: tuple[str, ...], config_file: str | None, as_json: bool,
       slurm-watchdog group-stacks stacks/ --since-last-step 1800 --topology tp=4,pp=8
       srun --overlap --label … py-spy dump … | slurm-watchdog group-stacks -
     """
-    read_stacks(paths, configured(config_file), given).finish(as_json)
+    given |= {"since_last_step_s": since_last_step, "typical_step_s": typical_step}
+    return read_stacks(paths, configured(asked.config), given)
 
 
 def read_stacks(paths: Sequence[str], config: Config | None, given: dict[str, Any]) -> Answer:
@@ -112,8 +92,7 @@ def read_stacks(paths: Sequence[str], config: Config | None, given: dict[str, An
     for line in (*files.unreadable, *files.spoilt):
         warn(line)
     unknown = files.unreadable or not verdict.dumped
-    code = EXIT_USAGE if unknown else EXIT_FOUND if verdict.is_hang else EXIT_FINE
-    return Answer(_document(verdict), lambda: _print(verdict), code)
+    return Answer(_document(verdict), lambda: _print(verdict), EXIT_USAGE if unknown else verdict.is_hang)
 
 
 # ------------------------------------------------------------------------------------------- files

@@ -15,18 +15,8 @@ from typing import Any, Final
 import click
 
 from slurm_watchdog import __version__
-from slurm_watchdog.cli.options import (
-    AS_JSON,
-    DEFAULT_CONFIG,
-    EXIT_UNKNOWN,
-    EXIT_USAGE,
-    JOB_ID,
-    ON_TOP,
-    TYPED,
-    Refusal,
-    needs_package,
-    print_json,
-)
+from slurm_watchdog.cli import options
+from slurm_watchdog.cli.options import DEFAULT_CONFIG, EXIT_UNKNOWN, EXIT_USAGE, JOB_ID, ON_TOP, TYPED, Refusal, warn
 
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What a full or broken disk answers to what is written into a file that is open already."""
@@ -144,7 +134,7 @@ def without_ignored(command: str, words: list[str]) -> list[str]:
         if name not in IGNORED:
             kept += [word, *rest] if word == "--" else [word]
             continue
-        click.echo(f"Warning: {option} was removed and has no effect; {IGNORED[name]}", err=True)
+        warn(f"Warning: {option} was removed and has no effect; {IGNORED[name]}")
         if not equals and not option.startswith("--no-"):
             next(rest, None)
     return kept
@@ -184,20 +174,20 @@ class Program(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """As click's. Where JSON was asked for, wrong usage is a document, too, as every other failure is."""
-        options = takewhile(lambda word: word != "--", ctx.meta[TYPED])
-        as_json = not {"--json", "--json-object"}.isdisjoint(options)
+        typed = takewhile(lambda word: word != "--", ctx.meta[TYPED])
+        as_json = not {"--json", "--json-object"}.isdisjoint(typed)
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
             error = _removed(error)
             at = getattr(error, "ctx", None) or ctx
-            has_json = isinstance(at.command, click.Group) or any(each.name == AS_JSON for each in at.command.params)
+            has_json = isinstance(at.command, click.Group) or any(each.name == "json" for each in at.command.params)
             if as_json and has_json:
                 todo = error.todo if isinstance(error, Refusal) else f"See: {at.command_path} --help"
-                print_json({"error": error.format_message(), "next": todo})
+                options.print_json({"error": error.format_message(), "next": todo})
             raise error from None
         except ModuleNotFoundError as error:
-            click.echo(needs_package(error), err=True)
+            click.echo(options.needs_package(error), err=True)
             sys.exit(EXIT_USAGE)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:

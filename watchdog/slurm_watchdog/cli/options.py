@@ -1,38 +1,71 @@
-"""Options that several commands share, and how a command fails: a sentence, what to do next, a code."""
+"""How a command declares its options, a row each, what it answers with, and how it fails: a sentence, what to do next,
+a code."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from textwrap import dedent
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from slurm_watchdog.base.commit import JSON_SCHEMA_VERSION
-from slurm_watchdog.cli.terminal import NO_HEADER, clean
+from slurm_watchdog.cli.terminal import NO_HEADER, clean, sentence
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 EXIT_FINE = 0
 EXIT_FOUND = 1
 EXIT_USAGE = 2
 EXIT_UNKNOWN = 3
-AS_JSON = "as_json"  # The name of `--json` in a command's parameters.
 TYPED = "slurm_watchdog.typed"  # In the meta of click's context: the words of the command line.
-
 DEFAULT_CONFIG = "/etc/slurm-watchdog/config.yaml"
 DEFAULT_SOCKET = "/run/slurm-watchdog/controller.sock"
-
-
 JOB_ID = re.compile(r"\d+(_\d+)?", re.ASCII)
 MAX_ERROR = 2000  # Characters of a sentence that a controller answers.
 NODE_SET = re.compile(r"[\w.\-\[\],]+", re.ASCII)
+INSTALL = "Install it with: pip install 'slurm-training-watchdog[controller]'"
+ON_TOP = "Type it on the management or a login node, or install the package slurm-watchdog-controller here, too."
+
+JSON = "--json, --json-object  For programs: one JSON document; with --json-object an object also where that is a list."
+ROWS_ONLY = "--noheader  Only the rows of tables, for scripts."
+KNOWLEDGE = (
+    "--knowledge DIR  Directory of *.conf files with your own rows, as knowledge.directory in the configuration."
+)
+JOURNAL = """--journal PATH  Ask the journal of a `run` that has ended, in this directory.
+ [default: your newest one, where no controller answers and none is configured]"""
+ASKS = f"""--socket PATH  Socket of the controller, or munge://HOST:PORT of one on another machine; of two, with a comma
+ between them. [default: what the configuration says, else {DEFAULT_SOCKET}] [$SLURM_WATCHDOG_SOCKET]
+--config F  Configuration file that names the socket. [default: {DEFAULT_CONFIG}, where it can be read]
+{JSON}"""
+SERVICE = f"--config F={DEFAULT_CONFIG}  Configuration file.\n--once  Look once, print what was seen, and exit."
+ROW = re.compile(
+    r"(?P<names>-[^\s,]+(?:, -[^\s,]+)*|\w+)"
+    r"(?: (?P<metavar>[^\s<=…]+)(?:<(?P<low>[\d.]+?)\.\.(?P<high>[\d.]*)>)?(?:=(?P<default>\S+?))?(?P<many>…)?)?"
+    r"(?:  (?P<help>.*))?"
+)
+"""An option or, without a dash, an argument: its names, what its value is called, the range of a number, its default,
+`…` where it can be given again, its help, after two spaces, in which `[$NAME]` is a variable of the environment."""
+
+
+class Value(click.ParamType[Any]):
+    """What `parse` makes of a word. Raises ValueError with a sentence for what is none."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]):
+        self.name, self.parse = name, parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self.parse(value) if isinstance(value, str) else value
+        except (ValueError, OverflowError) as error:
+            self.fail(str(error), param, ctx)
 
 
 class FiniteRange(click.FloatRange):
@@ -45,35 +78,90 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-def flag(*names: str, help: str, **more: Any) -> Callable[[F], F]:
-    """An option without a value."""
-    return click.option(*names, is_flag=True, help=help, **more)
+def _job(text: str) -> str:
+    if text and not JOB_ID.fullmatch(text):  # a name has no incidents, which looks like health
+        raise ValueError(f"{text!r} is not a job id; 4711 and 4711_3 (an array element) are. See: squeue")
+    return text
 
 
-def value(*names: str, metavar: str, help: str, **more: Any) -> Callable[[F], F]:
-    """An option with one; its default, if it has one, is in its help."""
-    return click.option(*names, metavar=metavar, help=help, show_default=bool(more.get("default")), **more)
+def _seconds(text: str) -> float:
+    from slurm_watchdog.config.types import parse_duration
+
+    return parse_duration(text)
 
 
-def json_option(command: F) -> F:
-    """`--json`, or `--json-object`; either makes `as_json` true."""
-    text = "For programs: one JSON document; with --json-object an object also where that is a list."
-    return flag("--json", "--json-object", AS_JSON, help=text)(command)
+def _nodes(text: str) -> list[str]:
+    from slurm_watchdog.slurm.node_names import expand_nodes
+
+    if not NODE_SET.fullmatch(text):
+        raise ValueError(f"{text!r} names no nodes; n7 and n[1-3,7] do")
+    return list(expand_nodes(text))
 
 
-def _no_header(context: click.Context, parameter: click.Parameter, given: bool) -> None:
-    context.meta[NO_HEADER] = given
+def _kind(text: str) -> str:
+    from slurm_watchdog.config.converting import did_you_mean
+    from slurm_watchdog.detect.registry import KINDS
+
+    if text not in KINDS:  # a misspelt one has no incidents, which looks like health
+        raise ValueError(f"{text!r} is not a kind of incident{did_you_mean(text, tuple(KINDS))}")
+    return text
 
 
-table_option = flag("--noheader", callback=_no_header, expose_value=False, help="Only the rows of tables, for scripts.")
-"""For a command that prints tables; `terminal.render` looks for it."""
-JOB, USER, PARTITION, NODE = ("-j", "--job"), ("-u", "--user"), ("-p", "--partition"), ("-w", "--node")
-"""What many commands take, named as Slurm's users know it."""
+def _date(text: str) -> float:
+    from slurm_watchdog.base.python310 import read_iso_time
+
+    try:
+        return read_iso_time(text).astimezone().timestamp()
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is not a date such as 2026-11-01 or 2026-11-01T06:00") from None
 
 
-def config_option(text: str, **more: Any) -> Callable[[F], F]:
-    """`--config` with the help `text`."""
-    return value("--config", "config_file", metavar="F", type=click.Path(), help=text, **more)
+FILE = click.Path(allow_dash=True)
+TYPES: dict[str, click.ParamType[Any]] = {
+    **{name: Value(name, _job) for name in ("J", "JOB")},
+    "TIME": Value("TIME", _seconds),
+    "NODE": Value("NODE", _nodes),
+    "KIND": Value("KIND", _kind),
+    "DATE": Value("DATE", _date),
+    "DIR": click.Path(file_okay=False),
+    **dict.fromkeys(("F", "FILE", "PATH", "TRACE", "F.tar.zst", "SCRIPT", "FILE|DIR"), FILE),
+}
+"""What a value is, by what it is called."""
+
+
+def _parameter(row: str) -> click.Parameter:
+    """What click makes of one row."""
+    found = ROW.fullmatch(row)
+    assert found is not None, row
+    names, metavar, low, high, default, many, text = found.groups()
+    kind = TYPES.get((metavar or "").strip("[]"))
+    if not names.startswith("-"):
+        required, shown = not metavar.startswith("["), f"{metavar}{many or ''}"
+        return click.Argument([names], type=kind, metavar=shown, nargs=-1 if many else 1, required=required)
+    if metavar is None:
+        return click.Option(names.split(", "), is_flag=True, default="/" in names, help=text)
+    if low and metavar in ("N", "K"):
+        kind = click.IntRange(int(low), int(high) if high else None)
+    elif low:
+        kind = FiniteRange(float(low), float(high) if high else None)
+    elif "|" in metavar:
+        kind, metavar = click.Choice(metavar.split("|")), None
+    variable = re.search(r"\[\$(\w+)\]", text)
+    more: dict[str, Any] = {} if default is None else {"default": default, "show_default": True}
+    more |= {"multiple": bool(many), "envvar": variable and variable[1], "help": text}
+    return click.Option(
+        names.split(", "), type=kind, metavar=metavar, callback=_flat if metavar == "NODE" else None, **more
+    )
+
+
+def _flat(context: click.Context, parameter: click.Parameter, given: tuple[list[str], ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for each in given for name in each))
+
+
+def parameters(*specs: str) -> Iterator[click.Parameter]:
+    """The options and arguments of some rows; a line that begins with a space continues the one before."""
+    for row in re.sub(r"\n +", " ", "\n".join(dedent(spec).strip() for spec in specs)).split("\n"):
+        yield _parameter(row)
 
 
 @dataclass(frozen=True)
@@ -90,27 +178,66 @@ def service_paths() -> ServicePaths:
     return (context and context.find_object(ServicePaths)) or ServicePaths()
 
 
-default_config_option = config_option("Configuration file.", default=DEFAULT_CONFIG)
+def readable_config() -> str | None:
+    """The service's configuration, where this user may read it."""
+    file = service_paths().config
+    return file if os.access(file, os.R_OK) else None
 
 
-def service_options(command: F) -> F:
-    """`--config` and `--once` of the two services."""
-    return default_config_option(flag("--once", help="Look once, print what was seen, and exit.")(command))
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for with the options that commands share; None and False without them."""
+
+    socket: str | None = None
+    config: str | None = None
+    json: bool = False
+    journal: str | None = None
+    or_journal: bool = False  # A journal can answer, too.
 
 
-def operator_options(command: F) -> F:
-    """`--socket`, `--config` and `--json` of the commands that ask the controller."""
-    names_socket = f"Configuration file that names the socket. [default: {DEFAULT_CONFIG}, where it can be read]"
-    command = config_option(names_socket)(json_option(command))
-    return value(
-        "--socket",
-        "socket_path",
-        metavar="PATH",
-        type=click.Path(),
-        envvar="SLURM_WATCHDOG_SOCKET",
-        help="Socket of the controller, or munge://HOST:PORT of one on another machine; of two, with a comma between "
-        f"them. [default: $SLURM_WATCHDOG_SOCKET, else what the configuration says, else {DEFAULT_SOCKET}]",
-    )(command)
+@dataclass(frozen=True)
+class Answer:
+    """What a command says, and its exit code."""
+
+    document: object  # For programs.
+    show: Callable[[], None] | Sequence[str]  # Prints it for people; or sentences.
+    code: int = EXIT_FINE
+
+    def tell(self) -> None:
+        """Prints it for people."""
+        if callable(self.show):
+            self.show()
+        else:
+            for each in self.show:
+                sentence(each)
+
+
+def command(
+    *specs: str, refused: int = EXIT_USAGE, **settings: Any
+) -> Callable[[Callable[..., Answer]], click.Command]:
+    """Makes a command of a function of an `Asked` and of its own options and arguments, which answers. Its docstring is
+    its help, `specs` are rows of options. Where the controller has refused the request it ends with `refused`."""
+
+    def decorate(function: Callable[..., Answer]) -> click.Command:
+        def callback(*, noheader: bool = False, knowledge: str | None = None, **given: Any) -> None:
+            click.get_current_context().meta[NO_HEADER] = noheader
+            if knowledge is not None:
+                _use_knowledge(knowledge)
+            shared = {name: given.pop(name) for name in ("socket", "config", "json", "journal") if name in given}
+            asked = Asked(**shared, or_journal="journal" in shared)
+            try:
+                answer = function(asked, **given)
+            except ClientError as error:
+                if error.exit_code == EXIT_USAGE:
+                    error.end_with(refused)
+                raise
+            print_json(answer.document) if asked.json else answer.tell()
+            sys.exit(int(answer.code))
+
+        name = function.__name__.replace("_", "-")
+        return click.Command(name, callback=callback, params=[*parameters(*specs)], help=function.__doc__, **settings)
+
+    return decorate
 
 
 class Refusal(click.ClickException):
@@ -148,11 +275,7 @@ class ClientError(Refusal):
         self.http_status = http_status  # Set when the controller itself answered with an error.
         self.code = code  # The controller's word for programs, such as `hangs`.
         self.untaken = untaken  # No controller has taken the request, so that another one can be asked the same.
-
-    @property
-    def is_final(self) -> bool:
-        """Whether the controller has refused the request itself: to ask again changes nothing. 429: ask later."""
-        return self.http_status is not None and 400 <= self.http_status < 500 and self.http_status != 429
+        self.is_final = is_refused and http_status != 429  # To ask again changes nothing. 429: ask later.
 
 
 def error_text(data: bytes, key: str) -> str:
@@ -162,6 +285,13 @@ def error_text(data: bytes, key: str) -> str:
     except (ValueError, RecursionError):
         return ""
     return str(document.get(key) or "")[:MAX_ERROR] if isinstance(document, dict) else ""
+
+
+def needs_package(error: ModuleNotFoundError) -> str:
+    """The sentence about what is not installed: a package of the extra `controller`, or, on a node, a part of ours."""
+    if (error.name or "").partition(".")[0] == "slurm_watchdog":
+        return f"This is not in the package for nodes. {ON_TOP}"
+    return f"This needs the Python package {error.name}, which is not installed here.\n{INSTALL}"
 
 
 def load_or_exit(config_file: str, *, with_knowledge: bool = True) -> Config:
@@ -174,14 +304,12 @@ def load_or_exit(config_file: str, *, with_knowledge: bool = True) -> Config:
         todo = f"Nothing was done. Correct it, then: slurm-watchdog doctor --config {config_file}"
         raise Refusal(error.lines(), todo) from error
     for line in config.warnings:
-        click.echo(f"Warning: {clean(line)}", err=True)
+        warn(f"Warning: {line}")
     return config
 
 
-def _use_knowledge(context: click.Context, parameter: click.Parameter, directory: str | None) -> None:
+def _use_knowledge(directory: str) -> None:
     """Puts a site's rows in force before the command runs."""
-    if directory is None:
-        return
     from slurm_watchdog.config.knowledge_files import check_texts, put_in_force, read_texts
 
     texts, problems = read_texts(directory)
@@ -193,81 +321,9 @@ def _use_knowledge(context: click.Context, parameter: click.Parameter, directory
     put_in_force(texts)
 
 
-knowledge_option = value(
-    "--knowledge",
-    metavar="DIR",
-    type=click.Path(),
-    callback=_use_knowledge,
-    expose_value=False,
-    help="Directory of *.conf files with rows of your own, as knowledge.directory in the configuration.",
-)
-journal_option = value(
-    "--journal",
-    metavar="DIR",
-    type=click.Path(),
-    help="Ask the journal of a `run` that has ended, in DIR. [default: your newest one, "
-    "where no controller answers and none is configured]",
-)
-
-
-def needs_package(error: ModuleNotFoundError) -> str:
-    """The sentence about what is not installed: a package of the extra `controller`, or, on a node, a part of ours."""
-    if (error.name or "").partition(".")[0] == "slurm_watchdog":
-        return f"This is not in the package for nodes. {ON_TOP}"
-    return f"This needs the Python package {error.name}, which is not installed here.\n{INSTALL}"
-
-
-INSTALL = "Install it with: pip install 'slurm-training-watchdog[controller]'"
-ON_TOP = "Type it on the management or a login node, or install the package slurm-watchdog-controller here, too."
-
-
-def parsed(parse: Callable[[str], float], wrong: str = "") -> Callable[..., float | None]:
-    """A callback of an option: what `parse` makes of it. The error is that of `parse`, or `wrong`."""
-
-    def callback(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-        try:
-            return None if value is None else parse(value)
-        except (ValueError, OverflowError) as error:
-            raise click.BadParameter(f"{value!r} {wrong}" if wrong else str(error)) from None
-
-    return callback
-
-
-def _seconds(value: str) -> float:
-    from slurm_watchdog.config.types import parse_duration
-
-    return parse_duration(value)
-
-
-seconds_of = parsed(_seconds)
-
-
-def expand_nodes(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> list[str]:
-    """A callback of an option: the names in `n7` and `n[1-3,7]`. Raises click.BadParameter."""
-    from slurm_watchdog.slurm import node_names
-    from slurm_watchdog.slurm.node_names import ParseError
-
-    nodes: list[str] = []
-    for each in value:
-        if not NODE_SET.fullmatch(each):
-            raise click.BadParameter(f"{each!r} names no nodes; n7 and n[1-3,7] do")
-        try:
-            nodes += node_names.expand_nodes(each)
-        except ParseError as error:
-            raise click.BadParameter(str(error)) from error
-    return list(dict.fromkeys(nodes))
-
-
-def check_job(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """A callback: one id of a job, several, or none. Raises click.BadParameter: a name has no incidents, which looks
-    like health."""
-    for each in value if isinstance(value, tuple) else () if value is None else (value,):
-        if (each or parameter.required) and not JOB_ID.fullmatch(str(each)):
-            raise click.BadParameter(f"{each!r} is not a job id; 4711 and 4711_3 (an array element) are. See: squeue")
-    return value
-
-
-job_arguments = click.argument("job_ids", metavar="JOB...", nargs=-1, callback=check_job)
+def warn(text: object) -> None:
+    """A line on standard error."""
+    click.echo(clean(text), err=True)
 
 
 def print_json(document: object) -> None:

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from slurm_watchdog.cli.client import Client
 from slurm_watchdog.cli.options import INSTALL, ClientError, needs_package
 from slurm_watchdog.standalone.own_runs import JOURNAL
 
@@ -26,31 +25,21 @@ FULL = "database or disk is full"
 """SQLite's text of SQLITE_FULL: its number comes with an error only since Python 3.11."""
 COPY_PAGES = 1024  # Copied at a time: a controller that writes meanwhile waits for no longer than that takes.
 READ = ("/v1/incidents", "/v1/report")
-Answer = tuple[int, str, bytes]  # Status, its words, body: as a controller's over HTTP.
+Exchange = Callable[[str, str, bytes], tuple[int, str, bytes]]  # See slurm_watchdog.cli.client.
 
 
-def journal_file(given: str) -> Path:
-    """The journal that is meant: a file, or the directory of a `run` that has one. Raises ClientError."""
-    path = Path(os.path.expanduser(given))
-    file = path / JOURNAL if os.path.isdir(path) else path
+def open_journal(given: str) -> tuple[str, Exchange]:
+    """The journal that is meant, a file, or that of the directory of a `run`; and what answers from a copy of it: what
+    needs a controller is refused. Raises ClientError."""
+    path = os.path.expanduser(given)
+    file = Path(path, JOURNAL) if os.path.isdir(path) else Path(path)
     try:
-        is_empty = os.stat(file).st_size == 0
+        what = f"{file} is empty: it is not a journal." if os.stat(file).st_size == 0 else ""
+        what = what if os.path.isfile(file) else f"{file} is no file: it is not a journal."
     except OSError as error:
-        raise ClientError(
-            f"The journal {file} cannot be read: {error.strerror}.",
-            "Give the directory of a `run`, or its journal.sqlite.",
-        ) from error
-    if is_empty or not os.path.isfile(file):
-        raise ClientError(
-            f"{file} is {'empty' if is_empty else 'no file'}: it is not a journal.",
-            "Give the directory of a `run`, or its journal.sqlite.",
-        )
-    return file
-
-
-def client_of_journal(given: str) -> Client:
-    """A client that is answered from a journal; what needs a controller is refused. Raises ClientError."""
-    file = journal_file(given)
+        what = f"The journal {file} cannot be read: {error.strerror}."
+    if what:
+        raise ClientError(what, "Give the directory of a `run`, or its journal.sqlite.")
     try:
         copy = tempfile.TemporaryDirectory(prefix="slurm-watchdog-")
     except OSError as error:
@@ -61,9 +50,9 @@ def client_of_journal(given: str) -> Client:
     except BaseException:
         copy.cleanup()
         raise
-    client = Client(str(file), exchange=_answers(journal, file))
-    weakref.finalize(client, _close, journal, copy)
-    return client
+    exchange = _answers(journal, file)
+    weakref.finalize(exchange, _close, journal, copy)
+    return str(file), exchange
 
 
 def _close(journal: Journal, copy: tempfile.TemporaryDirectory[str]) -> None:
@@ -97,7 +86,7 @@ def _open_copy(file: Path, copy: Path) -> Journal:
         ) from error
 
 
-def _answers(journal: Journal, file: Path) -> Callable[[str, str, bytes], Answer]:
+def _answers(journal: Journal, file: Path) -> Exchange:
     """The requests of the controller's table that a journal answers, to one who may see all that is in the file."""
     from slurm_watchdog.config.schema import Config
     from slurm_watchdog.controller.api.answers import Api
@@ -109,7 +98,7 @@ def _answers(journal: Journal, file: Path) -> Callable[[str, str, bytes], Answer
     past: Any = SimpleNamespace(journal=journal, config=Config(), judge=nothing, state=nothing, actions=nothing)
     routes = [each for each in ROUTES if each.path.startswith(READ)]
 
-    def exchange(method: str, target: str, body: bytes) -> Answer:
+    def exchange(method: str, target: str, body: bytes) -> tuple[int, str, bytes]:
         if method != "GET" or not target.startswith(READ):
             return 409, "", refusal_of(f"{file} is a journal: only incidents, explain, report and story read it")
         asked = Asked(method, target, Person(knows_password=True), body)

@@ -6,21 +6,12 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import click
 import msgspec
 
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.cli.ask import named
-from slurm_watchdog.cli.files import configured, warn
-from slurm_watchdog.cli.options import (
-    EXIT_FINE,
-    EXIT_FOUND,
-    EXIT_USAGE,
-    config_option,
-    json_option,
-    knowledge_option,
-    print_json,
-)
+from slurm_watchdog.cli.files import configured
+from slurm_watchdog.cli.options import EXIT_USAGE, JSON, KNOWLEDGE, Answer, Asked, command, warn
 from slurm_watchdog.cli.terminal import show
 
 if TYPE_CHECKING:
@@ -33,12 +24,8 @@ trace's own start."""
 MUCH_SKIPPED = 0.1  # Where this share of a trace was skipped, nothing found says nothing.
 
 
-@click.command()
-@click.argument("traces", metavar="TRACE…", nargs=-1, required=True, type=click.Path(allow_dash=True))
-@config_option("Configuration file. [default: every setting's default]")
-@knowledge_option
-@json_option
-def replay(traces: tuple[str, ...], config_file: str | None, as_json: bool) -> None:
+@command("traces TRACE…", "--config F  Configuration file. [default: every setting's default]", KNOWLEDGE, JSON)
+def replay(asked: Asked, traces: tuple[str, ...]) -> Answer:
     """Reads traces (*trace v1*, plain or gzip; `-` is standard input), each alone, and prints what would
     have been found and done. It asks neither Slurm nor a controller, and takes no action. Exit code
     0 nothing found, 1 something found, 2 a trace cannot be read, or nothing was found and a tenth of its lines or
@@ -55,28 +42,31 @@ def replay(traces: tuple[str, ...], config_file: str | None, as_json: bool) -> N
     from slurm_watchdog.controller.api.views import shown
     from slurm_watchdog.replay.player import numbered_ids
 
-    config = configured(config_file) or Config()
+    config = configured(asked.config) or Config()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
     new_id = numbered_ids()
-    played = [(path, _replay_one(path, config, new_id)) for path in traces]
-    found = [(path, outcome) for path, outcome in played if outcome is not None]
-    if as_json:
-        of_trace = {path: {"trace": path} if len(traces) > 1 else {} for path in traces}
-        rows = [(path, outcome, each) for path, outcome in found for each in outcome.incidents]
-        whole = ((path, shown(each, lambda _: True, of.decisions[each.id], ())) for path, of, each in rows)
-        print_json({"incidents": [msgspec.to_builtins(each) | of_trace[path] for path, each in whole]})
-    fired = False
-    blind = len(found) < len(traces)
-    for path, outcome in found:
-        if not as_json:
+    found = [(path, outcome) for path in traces if (outcome := _replay_one(path, config, new_id)) is not None]
+    rows = [
+        msgspec.to_builtins(shown(each, lambda _: True, outcome.decisions[each.id], ()))
+        | ({"trace": path} if len(traces) > 1 else {})
+        for path, outcome in found
+        for each in outcome.incidents
+    ]
+    fired = [path for path, outcome in found if any(each.fired_at is not None for each in outcome.incidents)]
+    blind = [
+        path
+        for path, outcome in found
+        if path not in fired and outcome.tally.skipped_lines >= MUCH_SKIPPED * outcome.tally.lines
+    ]
+
+    def show_all() -> None:
+        for path, outcome in found:
             decided = [(each, outcome.decisions[each.id]) for each in outcome.incidents]
             show("replay", name=_name(path), tally=outcome.tally, found=decided, named=named, dated_from=DATED_FROM)
-        has_fired = any(each.fired_at is not None for each in outcome.incidents)
-        if not has_fired and outcome.tally.skipped_lines >= MUCH_SKIPPED * outcome.tally.lines:
-            warn(f"{_name(path)}: too much was skipped to say that nothing is wrong.")
-            blind = True
-        fired = fired or has_fired
-    sys.exit(EXIT_USAGE if blind else EXIT_FOUND if fired else EXIT_FINE)
+
+    for path in blind:
+        warn(f"{_name(path)}: too much was skipped to say that nothing is wrong.")
+    return Answer({"incidents": rows}, show_all, EXIT_USAGE if blind or len(found) < len(traces) else bool(fired))
 
 
 def _name(path: str) -> str:
@@ -101,13 +91,11 @@ def _replay_one(path: str, config: Config, new_id: Callable[[], str]) -> Outcome
         warn(f"{_name(path)} cannot be read to its end ({error}); {todo}")
         return None
     tally = outcome.tally
-    for text in tally.sentences():
+    skipped = [f"{plural(tally.skipped_lines, 'line')} of {tally.lines} skipped in all."] if tally.skipped else []
+    for text in (*tally.sentences(), *(skipped if tally.used else [])):
         warn(f"{_name(path)}: {text}")
-    if not tally.used:
-        what = "holds no line of a trace" if tally.lines else "is empty"
-        form = "a trace has one JSON object a line, in UTF-8, as `controller --record FILE` writes it"
-        warn(f"{_name(path)} {what}; {form}")
-        return None
-    if tally.skipped:
-        warn(f"{_name(path)}: {plural(tally.skipped_lines, 'line')} of {tally.lines} skipped in all.")
-    return outcome
+    if tally.used:
+        return outcome
+    what = "holds no line of a trace" if tally.lines else "is empty"
+    warn(f"{_name(path)} {what}; a trace has one JSON object a line, in UTF-8, as `controller --record FILE` writes it")
+    return None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NoReturn
+from functools import partial
+from itertools import islice
+from typing import Any
 
 import click
 from msgspec import structs
@@ -16,34 +18,12 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.base.python310 import read_iso_time
 from slurm_watchdog.base.text import plural
-from slurm_watchdog.cli.client import Client
-from slurm_watchdog.cli.find_controller import Asked, asks_controller
-from slurm_watchdog.cli.options import (
-    EXIT_FINE,
-    EXIT_FOUND,
-    EXIT_UNKNOWN,
-    ClientError,
-    expand_nodes,
-    flag,
-    job_arguments,
-    parsed,
-    print_json,
-    value,
-)
+from slurm_watchdog.cli.client import Client, find
+from slurm_watchdog.cli.options import ASKS, EXIT_FOUND, EXIT_UNKNOWN, Answer, Asked, ClientError, command, warn
 from slurm_watchdog.cli.terminal import clean, drawn_columns, print_lines, render, sentence, show
+from slurm_watchdog.model import documents
 from slurm_watchdog.model.actions import Wish
-from slurm_watchdog.model.documents import (
-    MAX_AT_ONCE,
-    MAX_FOLLOWED,
-    ActionRun,
-    Answered,
-    Cancelled,
-    FollowRequest,
-    JobRequest,
-    RestartRequest,
-    SaveRequest,
-    SelectedJob,
-)
+from slurm_watchdog.model.documents import ActionRun, Answered, Cancelled, JobRequest, SaveRequest, SelectedJob
 
 SAVED = ("wait_checkpoint", "done")
 LOOK_EVERY_S = 1.0
@@ -69,34 +49,26 @@ def parse_date(value: str, at: float) -> float:
     return at + parse_duration(value)
 
 
-@click.command()
-@job_arguments
-@value("-x", "--exclude", metavar="NODE", multiple=True, callback=expand_nodes, help="Restart without it; repeatable.")
-@value("--reason", metavar="TEXT", default="", help="Kept in the journal of each and shown by `show`.")
-@click.option("--now", "how", flag_value="now", help="Requeue at once, from the last complete checkpoint: if it hangs.")
-@click.option("--cancel", "how", flag_value="cancel", help="End a restart that still waits for the job to save.")
-@click.option("--save-only", "how", flag_value="save", help="Ask the jobs to save before maintenance; end none.")
-@flag("--all", "everything", help="With --save-only: all running jobs that are watched.")
-@flag("--hold", help="With --save-only: a job that has saved is requeued and held until `scontrol release`.")
-@value(
-    "--before",
-    "before_at",
-    metavar="TIME",
-    callback=parsed(lambda value: parse_date(value, clock.wall()), "is not a time; 14:00, 2026-11-24T06:00 and 2h are"),
-    help="With --save-only: 14:00, 2026-11-24T06:00, 2h. [default: as ladder.checkpoint_limit]",
+@command(
+    """
+    job_ids [JOB]…
+    -x, --exclude NODE…  Restart without it; repeatable.
+    --reason TEXT  Kept in the journal of each and shown by `show`.
+    --now  Requeue at once, from the last complete checkpoint: if it hangs.
+    --cancel  End a restart that still waits for the job to save.
+    --save-only  Ask the jobs to save before maintenance; end none.
+    --all  With --save-only: all running jobs that are watched.
+    --hold  With --save-only: a job that has saved is requeued and held until `scontrol release`.
+    --before WHEN  With --save-only: 14:00, 2026-11-24T06:00, 2h. [default: as ladder.checkpoint_limit]
+    --dry-run  With --save-only: only list them, those first that cannot be asked.
+    --no-wait  Do not wait for the end.
+    """,
+    ASKS,
+    refused=EXIT_FOUND,
 )
-@flag("--dry-run", help="With --save-only: only list them, those first that cannot be asked.")
-@flag("--no-wait", help="Do not wait for the end.")
-@asks_controller(refused=EXIT_FOUND)
 def restart(
-    asked: Asked,
-    job_ids: tuple[str, ...],
-    exclude: list[str],
-    reason: str,
-    how: str | None,
-    no_wait: bool,
-    **saving: Any,
-) -> None:
+    asked: Asked, job_ids: tuple[str, ...], exclude: tuple[str, ...], reason: str | None, no_wait: bool, **how: Any
+) -> Answer:
     """Restarts a job gracefully: kill switch, complete checkpoint, requeue without the excluded nodes, first new step.
 
     A job with a supervisor (slurm-watchdog run) is started again in its allocation, and requeued only where that
@@ -121,34 +93,44 @@ def restart(
       slurm-watchdog restart --save-only --dry-run $(squeue -h -t R -w 'n[17-20]' -o %i)
       slurm-watchdog restart --save-only --all
     """
-    if how == "save":
-        if exclude:
-            raise click.UsageError("--exclude goes without --save-only")
-        if bool(job_ids) == saving["everything"]:
-            raise click.UsageError("name the jobs, or --all alone")
-        wish = Wish.HOLD if saving["hold"] else Wish.SAVE
-        body = SaveRequest(job_ids=(), wish=wish, before=saving["before_at"], reason=reason)
-        _save(asked.client(), job_ids, body, asked, dry_run=saving["dry_run"], wait=not no_wait)
-    if any(saving.values()):
+    saves, wish = how["save_only"], Wish.HOLD if how["hold"] else Wish.SAVE if how["save_only"] else Wish.RESTART
+    before = _date_of(how["before"])
+    if sum(how[name] for name in ("now", "cancel", "save_only")) > 1:
+        raise click.UsageError("--now, --cancel and --save-only exclude each other")
+    if not saves and (how["all"] or how["hold"] or before or how["dry_run"]):
         raise click.UsageError("--all, --hold, --before and --dry-run go with --save-only")
-    if not job_ids or (len(job_ids) > 1 and how):
+    if saves and exclude:
+        raise click.UsageError("--exclude goes without --save-only")
+    if saves and bool(job_ids) == how["all"]:
+        raise click.UsageError("name the jobs, or --all alone")
+    if not saves and (not job_ids or (len(job_ids) > 1 and (how["now"] or how["cancel"]))):
         raise click.UsageError("name one JOB, or, without --now and --cancel, several")
-    client = asked.client()
-    if len(job_ids) > 1:
-        body = SaveRequest(job_ids=(), wish=Wish.RESTART, exclude=tuple(exclude), reason=reason)
-        sys.exit(ask_many(client, named_jobs(client, job_ids), body, asked, wait=not no_wait))
+    client = find(asked)
+    if saves or len(job_ids) > 1:
+        rows = [Row(job) for job in named_jobs(client, job_ids)]
+        if how["dry_run"]:
+            for row in rows:
+                row.why = row.why or "would be asked"
+            return _table(rows, not rows or any(row.job.why_not for row in rows))
+        if rows and saves and not asked.json:
+            deaf = sum(bool(row.job.why_not) for row in rows)
+            sentence(f"{plural(len(rows), 'job')}, {deaf or 'none'} of them cannot be asked.")
+        body = SaveRequest(job_ids=(), wish=wish, before=before, reason=reason or "", exclude=exclude)
+        return _ask_many(client, rows, body, asked, wait=not no_wait)
     (job_id,) = job_ids
-    if how == "cancel":
+    if how["cancel"]:
         said = f"The restart of job {job_id} is cancelled; the job is left as it is."
         cancelled = client.post(Cancelled, "/v1/restart/cancel", body=JobRequest(job_id=job_id))
-        asked.answer(cancelled, lambda: sentence(said))
-        return
-    accepted = _ask(client, asked, job_id, exclude, reason, how == "now")
-    if not asked.as_json:
+        return Answer(cancelled, [said])
+    body_of_one = documents.RestartRequest(job_id=job_id, exclude=exclude, reason=reason or "", now=how["now"])
+    accepted = _ask_one(client, asked, body_of_one)
+    if not asked.json:
         show("restart", job_id=job_id, accepted=accepted)
-    row = Row(SelectedJob(job_id=job_id), incident_id=accepted.incident_id)
-    is_over = accepted.verdict != "allowed" or no_wait
-    if not is_over:
+    row = Row(SelectedJob(job_id=job_id))
+    row.take(accepted)
+    is_fine = row.state == "under way"
+    document = structs.asdict(accepted)
+    if is_fine and not no_wait:
         follow(client, [row], asked, lambda: render("following", drawn_columns(), action=row.action))
         if row.is_followed:  # Ctrl-C
             sys.exit(EXIT_UNKNOWN)
@@ -159,39 +141,30 @@ def restart(
                 "The owner of the job may see it, and those named in security.operators: slurm-watchdog status has its "
                 "state.",
             )
-    if asked.as_json:
-        end = {} if row.action is None else {"operations": row.action.operations, "end": row.action.end}
-        print_json(structs.asdict(accepted) | end)
-    is_fine = accepted.verdict == "allowed" and (row.action is None or row.action.end is None or row.action.end.ok)
-    sys.exit(EXIT_FINE if is_fine else EXIT_FOUND)
+        document |= {"operations": row.action.operations, "end": row.action.end}
+        is_fine = row.action.end.ok
+    return Answer(document, (), not is_fine)
 
 
-def _ask(client: Client, asked: Asked, job_id: str, exclude: list[str], reason: str, now: bool) -> Answered:
+def _date_of(text: str | None) -> float | None:
+    try:
+        return None if text is None else parse_date(text, clock.wall())
+    except (ValueError, OverflowError):
+        what = f"{text!r} is not a time; 14:00, 2026-11-24T06:00 and 2h are"
+        raise click.BadParameter(what, param_hint="--before") from None
+
+
+def _ask_one(client: Client, asked: Asked, body: documents.RestartRequest) -> Answered:
     """Asks for the restart; of a job that hangs a person at a terminal is asked whether it may be requeued at once."""
-    body = RestartRequest(job_id=job_id, exclude=tuple(exclude), reason=reason, now=now)
     try:
         return client.post(Answered, "/v1/restart", body=body)
     except ClientError as error:
-        if error.code != "hangs" or asked.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if error.code != "hangs" or asked.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise
         sentence(f"{clean(error.what[:1].upper() + error.what[1:].removesuffix(': ask with --now'))}.")
         if not click.confirm("Requeue it now?", err=True):
             raise
     return client.post(Answered, "/v1/restart", body=structs.replace(body, now=True))
-
-
-def _save(
-    client: Client, job_ids: Sequence[str], body: SaveRequest, asked: Asked, *, dry_run: bool, wait: bool
-) -> NoReturn:
-    """Has jobs save, all that run if none is named; ends the process."""
-    jobs = named_jobs(client, job_ids)
-    if dry_run:
-        print_rows([Row(job, why="would be asked") for job in jobs], asked)
-        sys.exit(EXIT_FOUND if not jobs or any(job.why_not for job in jobs) else EXIT_FINE)
-    if jobs and not asked.as_json:
-        deaf = sum(bool(job.why_not) for job in jobs)
-        sentence(f"{plural(len(jobs), 'job')}, {deaf or 'none'} of them cannot be asked.")
-    sys.exit(ask_many(client, jobs, body, asked, wait=wait))
 
 
 # ----------------------------------------------------------------------------------------------- many jobs
@@ -254,21 +227,23 @@ class Row:
             self.why = action.operations[-1].operation.replace("_", " ")
 
 
-def ask_many(client: Client, jobs: Sequence[SelectedJob], body: SaveRequest, asked: Asked, *, wait: bool) -> int:
-    """Asks for the same of all jobs that can be asked, follows it to its end unless not to `wait`, and prints what
-    became of each. Returns the exit code: 1 if it was not done to all, or no job was selected. Raises ClientError."""
-    rows = {job.job_id: Row(job) for job in jobs}
-    able = [job_id for job_id, row in rows.items() if row.state == "under way"]
-    for start in range(0, len(able), MAX_AT_ONCE):
-        some = structs.replace(body, job_ids=tuple(able[start : start + MAX_AT_ONCE]))
-        for answered in client.post(list[Answered], "/v1/requests", body=some):
-            rows[answered.job_id].take(answered)
+def _ask_many(client: Client, rows: Sequence[Row], body: SaveRequest, asked: Asked, *, wait: bool) -> Answer:
+    """Asks for the same of all jobs that can be asked, follows it to its end unless not to `wait`, and says what became
+    of each; code 1 if it was not done to all, or no job was selected. Raises ClientError."""
+    able = {row.job.job_id: row for row in rows if row.state == "under way"}
+    for some in _portions(able, documents.MAX_AT_ONCE):
+        for answered in client.post(list[Answered], "/v1/requests", body=structs.replace(body, job_ids=some)):
+            able[answered.job_id].take(answered)
     if wait:
-        follow(client, list(rows.values()), asked, lambda: _news(list(rows.values())))
-    print_rows(list(rows.values()), asked)
+        follow(client, rows, asked, lambda: _news(rows))
     fine = {"done", "not needed"} | ({"under way"} if body.wish is Wish.RESTART and not wait else set())
-    good = bool(rows) and all(row.state in fine for row in rows.values())
-    return EXIT_FINE if good else EXIT_FOUND
+    return _table(rows, not rows or any(row.state not in fine for row in rows))
+
+
+def _portions(them: Iterable[str], size: int) -> Iterator[tuple[str, ...]]:
+    left = iter(them)
+    while some := tuple(islice(left, size)):
+        yield some
 
 
 def follow(client: Client, rows: Sequence[Row], asked: Asked, news: Callable[[], list[str]]) -> None:
@@ -276,8 +251,11 @@ def follow(client: Client, rows: Sequence[Row], asked: Asked, news: Callable[[],
     answered_at, printed = clock.monotonic(), set[str]()
     try:
         while left := {row.incident_id: row for row in rows if row.is_followed}:
+            found: dict[str, ActionRun] = {}
             try:
-                found = _progress(client, tuple(left))
+                for some in _portions(left, documents.MAX_FOLLOWED):
+                    body = documents.FollowRequest(incident_ids=some)
+                    found |= client.post(dict[str, ActionRun], "/v1/requests/progress", body=body)
             except ClientError as error:
                 if error.is_final or clock.monotonic() - answered_at > RECONNECT_LIMIT_S:
                     raise ClientError(error.what, error.todo) from error
@@ -285,7 +263,7 @@ def follow(client: Client, rows: Sequence[Row], asked: Asked, news: Callable[[],
                 answered_at = clock.monotonic()
                 for incident_id, row in left.items():
                     row.follow(found.get(incident_id))
-                if not asked.as_json:
+                if not asked.json:
                     lines = [line for line in news() if line not in printed]
                     printed.update(lines)
                     print_lines(lines)
@@ -293,15 +271,7 @@ def follow(client: Client, rows: Sequence[Row], asked: Asked, news: Callable[[],
             if any(row.is_followed for row in rows):
                 wait_readable((), LOOK_EVERY_S)
     except KeyboardInterrupt:
-        click.echo("No longer following; what was begun continues: slurm-watchdog status", err=True)
-
-
-def _progress(client: Client, incident_ids: tuple[str, ...]) -> dict[str, ActionRun]:
-    found: dict[str, ActionRun] = {}
-    for start in range(0, len(incident_ids), MAX_FOLLOWED):
-        some = FollowRequest(incident_ids=incident_ids[start : start + MAX_FOLLOWED])
-        found |= client.post(dict[str, ActionRun], "/v1/requests/progress", body=some)
-    return found
+        warn("No longer following; what was begun continues: slurm-watchdog status")
 
 
 def _news(rows: Sequence[Row]) -> list[str]:
@@ -312,8 +282,8 @@ def _news(rows: Sequence[Row]) -> list[str]:
     return render("asked", drawn_columns(), ended=ended, jobs=len(rows), waits=len(waiting), saved=saved)
 
 
-def print_rows(rows: Sequence[Row], asked: Asked) -> None:
-    """The table, those first that need a decision of yours."""
+def _table(rows: Sequence[Row], code: bool) -> Answer:
+    """Those first that need a decision of yours."""
     ranked = sorted(rows, key=lambda row: ORDER.index(row.state))
     names = ("job_id", "user", "nodes", "step")
     jobs = [
@@ -321,4 +291,4 @@ def print_rows(rows: Sequence[Row], asked: Asked) -> None:
         | {"state": row.state, "why": row.why, "incident_id": row.incident_id}
         for row in ranked
     ]
-    asked.answer({"jobs": jobs}, lambda: show("asked_jobs", rows=ranked))
+    return Answer({"jobs": jobs}, partial(show, "asked_jobs", rows=ranked), code)

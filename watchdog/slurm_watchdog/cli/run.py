@@ -6,96 +6,48 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 from click.core import ParameterSource
 
-from slurm_watchdog.cli.options import JOB, Refusal, check_job, config_option, flag, load_or_exit, value
-
-OF_JOB = ("act", "listen", "page_listen", "kill_switch")  # Options that go with `--job` alone.
+from slurm_watchdog.cli.options import Asked, Refusal, command, load_or_exit, warn
 
 if TYPE_CHECKING:
     from slurm_watchdog.supervisor.allocation import Allocation
     from slurm_watchdog.supervisor.service import Wanted
 
+OF_JOB = ("act", "listen", "page", "kill_switch")  # Options that go with `--job` alone.
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@flag("--observe", help="Report what is wrong and what would be done; restart only a command that failed.")
-@value(
-    "--max-restarts",
-    envvar="SLURM_WATCHDOG_MAX_RESTARTS",
-    type=click.IntRange(0, 1000),
-    default=3,
-    metavar="N",
-    help="Restarts in all, after failures and after hangs. [$SLURM_WATCHDOG_MAX_RESTARTS]",
+
+@command(
+    """
+    --observe  Report what is wrong and what would be done; restart only a command that failed.
+    --max-restarts N<0..1000>=3  Restarts in all, after failures and after hangs. [$SLURM_WATCHDOG_MAX_RESTARTS]
+    -N, --nodes N<1..>  In a job: nodes of a start. [default: all but spares]
+    --spares N<0..>=0  In a job: nodes of it that wait as spares, for one that fails. [$SLURM_WATCHDOG_SPARES]
+    --preflight CMD  In a job: shell command for each node before a start; one where it fails is left out.
+      [$SLURM_WATCHDOG_PREFLIGHT]
+    --alone  In a job: use its own agent and controller, even where the site has some.
+    --checkpoint-dir DIR…  Checkpoint directory, if the command's options do not name it; repeatable.
+    --config F  Thresholds, detectors, Slack, as for the services; its addresses and directories are not used.
+    --directory DIR  Directory of this run's log, journal and kill switch. [default: below
+      ~/.local/state/slurm-watchdog; with --job ~/.slurm-watchdog/JOB, which all nodes have to see]
+    --no-page  Serve no page.
+    --quiet  Show none of the command's lines; they are in DIR, output.log and errors.log.
+    -j, --job JOB  Watch this job of yours; start no command.
+    --act  With --job: restart it when the evidence is clear; without it, only report.
+    --listen HOST:PORT  With --job: address of this machine that the nodes reach. [default: automatic; a free port]
+    --page HOST:PORT  With --job: serve the page there, such as on 127.0.0.1:9767. [default: no page]
+    --kill-switch PATH  With --job: the trainer looks for this file at each step; {job_id} and {restarts} may be in it.
+    words [COMMAND]…
+    """,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@value(
-    "-N", "--nodes", type=click.IntRange(1), metavar="N", help="In a job: nodes of a start. [default: all but spares]"
-)
-@value(
-    "--spares",
-    envvar="SLURM_WATCHDOG_SPARES",
-    type=click.IntRange(0),
-    default=0,
-    metavar="S",
-    help="In a job: nodes of it that wait as spares, for one that fails. [$SLURM_WATCHDOG_SPARES]",
-)
-@value(
-    "--preflight",
-    "check",
-    envvar="SLURM_WATCHDOG_PREFLIGHT",
-    default="",
-    metavar="CMD",
-    help="In a job: shell command for each node before a start; one where it fails is left out. "
-    "[$SLURM_WATCHDOG_PREFLIGHT]",
-)
-@flag("--alone", help="In a job: use its own agent and controller, even where the site has some.")
-@value(
-    "--checkpoint-dir",
-    "checkpoints",
-    multiple=True,
-    metavar="DIR",
-    type=click.Path(file_okay=False),
-    help="Checkpoint directory, if the command's options do not name it; repeatable.",
-)
-@config_option("Thresholds, detectors, Slack, as for the services; its addresses and directories are not used.")
-@value(
-    "--directory",
-    metavar="DIR",
-    type=click.Path(file_okay=False),
-    help="Directory of this run's log, journal and kill switch. [default: below ~/.local/state/slurm-watchdog; with "
-    "--job ~/.slurm-watchdog/JOB, which all nodes have to see]",
-)
-@flag("--no-page", help="Serve no page.")
-@flag("--quiet", help="Show none of the command's lines; they are in DIR, output.log and errors.log.")
-@value(*JOB, "job_id", metavar="JOB", callback=check_job, help="Watch this job of yours; start no command.")
-@flag("--act", help="With --job: restart it when the evidence is clear; without it, only report.")
-@value(
-    "--listen",
-    metavar="HOST:PORT",
-    default="",
-    help="With --job: address of this machine that the nodes reach. [default: automatic; a free port]",
-)
-@value(
-    "--page",
-    "page_listen",
-    metavar="HOST:PORT",
-    default="",
-    help="With --job: serve the page there, such as on 127.0.0.1:9767. [default: no page]",
-)
-@value(
-    "--kill-switch",
-    metavar="PATH",
-    default="",
-    help="With --job: the trainer looks for this file at each step; {job_id} and {restarts} may be in it.",
-)
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND…")
-def run(command: tuple[str, ...], job_id: str | None, **options: Any) -> None:
-    """Starts COMMAND (torchrun, deepspeed, python, srun …), and starts it again when it hangs or fails.
+def run(asked: Asked, words: tuple[str, ...], **options: object) -> NoReturn:
+    """Starts COMMAND, what follows `--` (torchrun, deepspeed, python, srun …), and again when it hangs or fails.
 
     COMMAND has to continue from its newest checkpoint; after a bad loss $SLURM_WATCHDOG_RESUME_FROM
     names the last good one. Exit code: that of COMMAND's last run,
@@ -123,60 +75,60 @@ def run(command: tuple[str, ...], job_id: str | None, **options: Any) -> None:
       slurm-watchdog run --job 4711 --act                      a job that runs already
       slurm-watchdog status --socket DIR/controller.sock       from another terminal
     """
-    given = {name for name in ("command", *options) if _is_from(name, ParameterSource.COMMANDLINE)}
-    if job_id is not None and given - {*OF_JOB, "config_file", "directory"}:
-        raise click.UsageError("--job goes with --act, --config, --directory, --kill-switch, --listen and --page alone")
-    if job_id is not None:
-        _watch_job(job_id, options)
-    if not command or given & set(OF_JOB):
+    wish = SimpleNamespace(config=asked.config, **options)
+    given = {name for name in ("words", *vars(wish)) if _is_from(name, ParameterSource.COMMANDLINE)}
+    if wish.job is not None:
+        if given - {*OF_JOB, "job", "config", "directory"}:
+            others = "--act, --config, --directory, --kill-switch, --listen and --page alone"
+            raise click.UsageError(f"--job goes with {others}")
+        _watch_job(wish)
+    words = words[1:] if words[:1] == ("--",) else words
+    if not words or given & set(OF_JOB):
         raise click.UsageError("name a COMMAND; --act, --kill-switch, --listen and --page are for a --job")
     from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
     from slurm_watchdog.supervisor import service as supervisor
     from slurm_watchdog.supervisor.allocation import is_in_job, node_count, read_allocation
     from slurm_watchdog.supervisor.launcher import is_function
 
-    asked = SimpleNamespace(**options)
-    words = command[1:] if command[:1] == ("--",) else command
-    if not words or (shutil.which(words[0]) is None and not is_function(words[0], os.environ)):
-        refuse(_why_not_started(words[0] if words else ""))
+    if shutil.which(words[0]) is None and not is_function(words[0], os.environ):
+        refuse(_why_not_started(words[0]))
     allocation = None
     try:
         if is_in_job(os.environ):
             allocation = read_allocation(os.environ)
-            vars(asked).update(_limits_of_job(allocation.job_id))
-            node_count(asked.nodes, asked.spares, allocation)
+            vars(wish).update(_limits_of_job(allocation.job_id))
+            node_count(wish.nodes, wish.spares, allocation)
     except ValueError as error:
         refuse(f"The command was not started: {error}.")
-    is_typed = _is_from("spares", ParameterSource.COMMANDLINE)  # a variable may be meant for jobs
-    if allocation is None and (asked.nodes is not None or (asked.spares and is_typed)):
+    # A variable may be meant for jobs.
+    if allocation is None and (wish.nodes is not None or (wish.spares and "spares" in given)):
         refuse("--nodes and --spares are for a batch script: SLURM_JOB_ID and SLURM_JOB_NODELIST are not set here.")
     wanted = supervisor.Wanted(
         command=words,
-        nodes=asked.nodes,
-        spares=asked.spares,
-        max_restarts=asked.max_restarts,
-        check=asked.check,
-        checkpoints=tuple(os.path.abspath(each) for each in asked.checkpoints),
+        nodes=wish.nodes,
+        spares=wish.spares,
+        max_restarts=wish.max_restarts,
+        check=wish.preflight or "",
+        checkpoints=tuple(map(os.path.abspath, wish.checkpoint_dir)),
     )
     watched = os.path.isdir(KILL_SWITCH_BASE)
-    if allocation is not None and asked.alone and watched:
-        click.echo(
+    if allocation is not None and wish.alone and watched:
+        warn(
             "The site's watchdog may act on this job, too, and neither knows about the other. To opt out of it: "
-            f"scontrol update JobId={allocation.job_id} Comment=watchdog=off",
-            err=True,
+            f"scontrol update JobId={allocation.job_id} Comment=watchdog=off"
         )
-    if allocation is None or asked.alone or not watched:
-        _run_alone(wanted, allocation, asked)
+    if allocation is None or wish.alone or not watched:
+        _run_alone(wanted, allocation, wish)
     for name in ("observe", "config", "directory"):
-        if options.get(name, asked.config_file):
-            click.echo(f"--{name} has no effect here: the site's watchdog watches this job (--alone: not).", err=True)
+        if getattr(wish, name):
+            warn(f"--{name} has no effect here: the site's watchdog watches this job (--alone: not).")
     try:
         sys.exit(supervisor.supervise(wanted, allocation, os.environ))
     except OSError as error:
         refuse(f"The command was not started: {error}")
 
 
-def _watch_job(job_id: str, options: Mapping[str, Any]) -> NoReturn:
+def _watch_job(wish: SimpleNamespace) -> NoReturn:
     """Watches a job that is there."""
     from slurm_watchdog.base import log_setup
     from slurm_watchdog.base.descriptors import describe
@@ -187,21 +139,27 @@ def _watch_job(job_id: str, options: Mapping[str, Any]) -> NoReturn:
     from slurm_watchdog.standalone import attach as service
     from slurm_watchdog.standalone.own_runs import home_directory
 
-    directory = options["directory"]
     if shutil.which("srun") is None:
         refuse("There is no srun here. On a machine without Slurm: slurm-watchdog run -- COMMAND…")
-    place = Path(directory) if directory else home_directory() / ".slurm-watchdog" / job_id
     log_setup.set_up("WARNING", for_person=True)
-    asked = {name: options[name] for name in (*OF_JOB, "config_file")}
+    request = service.AttachRequest(
+        job_id=wish.job,
+        directory=Path(wish.directory or home_directory() / ".slurm-watchdog" / wish.job).absolute(),
+        act=wish.act,
+        listen=wish.listen or "",
+        page_listen=wish.page or "",
+        kill_switch=wish.kill_switch or "",
+        config_file=wish.config,
+    )
     try:
-        sys.exit(service.run(service.AttachRequest(job_id=job_id, directory=place.absolute(), **asked)))
+        sys.exit(service.run(request))
     except ConfigError as error:
         raise Refusal(error.lines()) from error
     except (OSError, JournalError, IdentityError, SlurmUnavailable, SlurmRefused) as error:
-        refuse(f"Job {job_id} is not watched: {describe(error) if isinstance(error, OSError) else error}")
+        refuse(f"Job {wish.job} is not watched: {describe(error) if isinstance(error, OSError) else error}")
 
 
-def _run_alone(wanted: Wanted, allocation: Allocation | None, asked: SimpleNamespace) -> NoReturn:
+def _run_alone(wanted: Wanted, allocation: Allocation | None, wish: SimpleNamespace) -> NoReturn:
     from slurm_watchdog.base import clock, log_setup
     from slurm_watchdog.base.descriptors import describe
     from slurm_watchdog.config.schema import Config
@@ -209,17 +167,16 @@ def _run_alone(wanted: Wanted, allocation: Allocation | None, asked: SimpleNames
     from slurm_watchdog.standalone import run as service
     from slurm_watchdog.standalone.own_runs import home_directory, state_home
 
-    base = load_or_exit(asked.config_file) if asked.config_file else Config()
+    base = load_or_exit(wish.config) if wish.config else Config()
     new = f"run-{int(clock.wall())}-{os.getpid()}"
-    place = asked.directory or state_home(home_directory(), os.environ) / new
     log_setup.set_up("WARNING", for_person=True)
     request = service.RunRequest(
         **vars(wanted),
-        directory=Path(place).absolute(),
+        directory=Path(wish.directory or state_home(home_directory(), os.environ) / new).absolute(),
         allocation=allocation,
-        mode="observe" if asked.observe else "act",
-        page=not asked.no_page,
-        quiet=asked.quiet,
+        mode="observe" if wish.observe else "act",
+        page=not wish.no_page,
+        quiet=wish.quiet,
     )
     try:
         sys.exit(service.run(base, request))

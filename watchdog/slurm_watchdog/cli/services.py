@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-import click
-
-from slurm_watchdog.cli.options import Refusal, config_option, flag, load_or_exit, service_options, value
+from slurm_watchdog.cli.options import SERVICE, Asked, Refusal, command, load_or_exit, warn
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
@@ -19,10 +17,8 @@ SOCKET = "/run/slurm-watchdog-helper/socket"
 AGENT = "slurm-watchdog-agent"
 
 
-@click.command()
-@service_options
-@flag("--json", "as_json", help="Reports as JSON on standard output, one a line; with --once one document.")
-def agent(config_file: str, once: bool, as_json: bool) -> None:
+@command(SERVICE, "--json  Reports as JSON on standard output, one a line; with --once one document.")
+def agent(asked: Asked, once: bool) -> NoReturn:
     """The service on a compute node: observes the jobs there and reports to the controller.
 
     At SIGHUP (systemctl reload) it reads its configuration again, and takes it whole or not at all.
@@ -37,39 +33,35 @@ def agent(config_file: str, once: bool, as_json: bool) -> None:
       slurm-watchdog agent --once             as tables, for a person
       slurm-watchdog agent --once --json      the report that would be sent
     """
-    config = load_or_exit(config_file)
+    file, as_json = asked.config or "", asked.json
+    config = load_or_exit(file)
     from slurm_watchdog.agent.reload.settings import NO_CONTROLLER, become_agent, settings_of
 
     settings = settings_of(config)
     if not once and not settings.controller_urls:
-        raise Refusal([f"{config_file}: {NO_CONTROLLER}"])
+        raise Refusal([f"{file}: {NO_CONTROLLER}"])
     try:
-        become_agent(settings, once=once, as_json=as_json, file=config_file)
+        become_agent(settings, once=once, as_json=as_json, file=file)
     except OSError as error:  # such as for a person who may not look where the interpreter lies
         from slurm_watchdog.agent.service import run_agent
         from slurm_watchdog.base import log_setup
 
         log_setup.set_up()
         log.warning("the agent keeps the memory that its start took: %s: %s", sys.executable, error.strerror)
-        sys.exit(run_agent(settings, once=once, as_json=as_json, file=os.path.abspath(config_file)))
+        sys.exit(run_agent(settings, once=once, as_json=as_json, file=os.path.abspath(file)))
 
 
-@click.command()
-@value("--socket", "path", metavar="PATH", default=SOCKET, help="Where to listen, unless systemd passes a socket.")
-@value("--agent-user", "agent", metavar="USER", default=AGENT, help="The one user who is served, by name or number.")
-@value(
-    "--kill-switch-prefix",
-    "prefixes",
-    multiple=True,
-    metavar="DIRECTORY",
-    help="Kill switches may lie below it, too: as `jobs.kill_switch_prefixes`. May be repeated.",
+@command(
+    f"""
+    --socket PATH={SOCKET}  Where to listen, unless systemd passes a socket.
+    --agent-user USER={AGENT}  The one user who is served, by name or number.
+    --kill-switch-prefix DIRECTORY…  Kill switches may lie below it, too: as `jobs.kill_switch_prefixes`. Repeatable.
+    --config F  Take `jobs.kill_switch_prefixes` and `knowledge.directory`, and nothing else, from this file,
+      which has to be root's.
+    --core-debugger  Of an earlier release, without effect: a unit that has it still starts.
+    """
 )
-@config_option(
-    "Take `jobs.kill_switch_prefixes` and `knowledge.directory`, and nothing else, from this file, "
-    "which has to be root's."
-)
-@flag("--core-debugger", hidden=True, help="Of an earlier release: a unit that has it still starts.")
-def helper(path: str, agent: str, prefixes: tuple[str, ...], config_file: str | None, core_debugger: bool) -> None:
+def helper(asked: Asked, agent_user: str, kill_switch_prefix: tuple[str, ...], core_debugger: bool) -> NoReturn:
     """Performs the privileged operations of an agent that has no rights itself: a service beside it, with
     exactly the capabilities that this needs.
 
@@ -87,16 +79,16 @@ def helper(path: str, agent: str, prefixes: tuple[str, ...], config_file: str | 
     from slurm_watchdog.model.kill_switch import problem_of_prefix
 
     if core_debugger:
-        click.echo("--core-debugger was removed; an incident names the core file: gdb PROGRAM CORE", err=True)
-    config = trusted_config(config_file) if config_file else None
+        warn("--core-debugger was removed; an incident names the core file: gdb PROGRAM CORE")
+    config = trusted_config(asked.config) if asked.config else None
     good = []
-    for prefix in (*prefixes, *(config.jobs.kill_switch_prefixes if config else ())):
+    for prefix in (*kill_switch_prefix, *(config.jobs.kill_switch_prefixes if config else ())):
         if problem := problem_of_prefix(prefix):
-            click.echo(f"no kill switch is written below it: {problem}", err=True)
+            warn(f"no kill switch is written below it: {problem}")
         else:
             good.append(prefix)
     knowledge = config.knowledge.directory if config else ""
-    become_helper(path, agent, tuple(dict.fromkeys(good)), knowledge=knowledge)
+    become_helper(asked.socket or SOCKET, agent_user, tuple(dict.fromkeys(good)), knowledge=knowledge)
 
 
 def trusted_config(file: str) -> Config | None:
@@ -110,23 +102,16 @@ def trusted_config(file: str) -> Config | None:
             raise PermissionError(f"{file} may be written by others than root: chown root {file}; chmod go-w {file}")
         return load_config(file, with_knowledge=False)
     except (OSError, ConfigError) as error:
-        click.echo(
-            "kill switches are written in /run alone, not on shared filesystems, and the site's own "
-            f"knowledge is not used: {error}",
-            err=True,
-        )
+        lost = "kill switches are written in /run alone, not on shared filesystems, and the site's own"
+        warn(f"{lost} knowledge is not used: {error}")
         return None
 
 
-@click.command()
-@service_options
-@value(
-    "--record",
-    metavar="FILE",
-    type=click.Path(),
-    help="Append every report and listing to FILE, for `replay`; it holds names, paths and log lines of users.",
+@command(
+    SERVICE,
+    "--record FILE  Append every report and listing to FILE, for `replay`; it holds names, paths, log lines of users.",
 )
-def controller(config_file: str, once: bool, record: str | None) -> None:
+def controller(asked: Asked, once: bool, record: str | None) -> NoReturn:
     """The service on the management node: judges what agents report, decides, and acts where the mode allows it.
 
     At SIGHUP (systemctl reload) it reads its configuration again, and takes it whole or not at all.
@@ -137,13 +122,14 @@ def controller(config_file: str, once: bool, record: str | None) -> None:
       slurm-watchdog controller --once        one look at the cluster
       slurm-watchdog controller --record /var/tmp/today.jsonl
     """
-    config = load_or_exit(config_file)
+    file = asked.config or ""
+    config = load_or_exit(file)
     from slurm_watchdog.base import log_setup
     from slurm_watchdog.controller.app import run_controller
     from slurm_watchdog.controller.reload import RESTART, restart_process
 
     log_setup.set_up()
-    code = run_controller(config, once=once, record=record, config_file=config_file)
+    code = run_controller(config, once=once, record=record, config_file=file)
     if code == RESTART:
         restart_process()
     sys.exit(code)

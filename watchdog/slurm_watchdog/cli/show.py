@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 import msgspec
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.text import plural, to_show
-from slurm_watchdog.cli.client import Client
-from slurm_watchdog.cli.find_controller import Asked, asks_controller, own_place
-from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, JOB_ID, NODE_SET, ClientError, Refusal, flag, value
-from slurm_watchdog.cli.terminal import as_text, drawn_columns, print_lines, render, sentence
+from slurm_watchdog.cli.client import Client, find, own_place
+from slurm_watchdog.cli.options import ASKS, JOB_ID, JOURNAL, NODE_SET, Answer, Asked, ClientError, Refusal, command
+from slurm_watchdog.cli.terminal import as_text, drawn_columns, print_lines, render
 from slurm_watchdog.model.diagnosis_documents import Diagnosis
 from slurm_watchdog.model.documents import ActionRun, DecisionSummary, Evidence, Explanation, Incident
 from slurm_watchdog.model.node_events import NodeHistory
@@ -37,19 +35,17 @@ RESTARTS = {"requeue": " --now", "restart_step": " --now", "graceful_restart": "
 """Actions that a person can ask for, with the option of `restart`."""
 
 
-@click.command()
-@click.argument("what", metavar="INCIDENT|JOB|NODE")
-@flag("--all", "everything", help="Everything that is kept, not one screen.")
-@value(
-    "--bundle",
-    "bundle_file",
-    metavar="F.tar.zst",
-    type=click.Path(dir_okay=False),
-    help="Write all that is kept of an incident into one file (.tar.zst or .tar.gz).",
+@command(
+    """
+    what INCIDENT|JOB|NODE
+    --all  Everything that is kept, not one screen.
+    --bundle F.tar.zst  Write all that is kept of an incident into one file (.tar.zst or .tar.gz).
+    --accounting/--no-accounting  Of a job, ask sacct for runs from before, too.
+    """,
+    ASKS,
+    JOURNAL,
 )
-@click.option("--accounting/--no-accounting", default=True, help="Of a job, ask sacct for runs from before, too.")
-@asks_controller(or_journal=True)
-def show(asked: Asked, what: str, everything: bool, bundle_file: str | None, accounting: bool) -> None:
+def show(asked: Asked, what: str, bundle: str | None, accounting: bool, **given: bool) -> Answer:
     """One incident, job or node on one screen; --all has the rest.
 
     \b
@@ -70,26 +66,23 @@ def show(asked: Asked, what: str, everything: bool, bundle_file: str | None, acc
     """
     if not what.strip():
         raise Refusal(["The incident's id is empty."], "List the ids with: slurm-watchdog incidents")
-    is_job = bundle_file is None and JOB_ID.fullmatch(what) is not None
-    client = asked.client(None if is_job else what)
-    if bundle_file is not None:
+    everything, is_job = given["all"], bundle is None and JOB_ID.fullmatch(what) is not None
+    client = find(asked, None if is_job else what)
+    if bundle is not None:
         from slurm_watchdog.cli.bundle import check_name
 
-        check_name(bundle_file)
-    if is_job and _show_job(client, asked, what, everything, accounting, or_incident="_" not in what):
-        return
-    client = asked.client(what) if is_job else client  # the journal that has it may be another one
+        check_name(bundle)
+    job, is_known = _job(client, what, everything, accounting) if is_job else (None, False)
+    if job is not None and (is_known or "_" in what):
+        return job
+    client = find(asked, what) if is_job else client  # the journal that has it may be another one
     try:
         found = client.get(Explanation, "/v1/incidents/{}", what)
     except ClientError as error:
-        if error.http_status != 404 or bundle_file is not None or not NODE_SET.fullmatch(what):
+        if error.http_status != 404 or bundle is not None or not NODE_SET.fullmatch(what):
             raise
-        if is_job:
-            _show_job(client, asked, what, everything, accounting, or_incident=False)
-        else:
-            _show_node(client, asked, what, everything, error)
-    else:
-        _show_incident(client, asked, found, everything, bundle_file)
+        return job or _node(client, what, everything, error)
+    return _incident(client, found, everything, bundle, asked.json)
 
 
 def _print(everything: bool, what: str, template: str, **values: Any) -> None:
@@ -104,27 +97,25 @@ def _print(everything: bool, what: str, template: str, **values: Any) -> None:
 # -------------------------------------------------------------------------------------------- incident
 
 
-def _show_incident(client: Client, asked: Asked, found: Explanation, everything: bool, bundle_file: str | None) -> None:
+def _incident(client: Client, found: Explanation, everything: bool, bundle: str | None, as_json: bool) -> Answer:
     document = msgspec.to_builtins(found)
 
     def fetch(piece: Any) -> Any:
         stored_with = piece["incident"] or found.incident.id
         return client.get(dict, "/v1/incidents/{}/evidence/{}", stored_with, piece["number"])
 
-    if bundle_file is not None:
+    if bundle is not None:
         from slurm_watchdog.cli.bundle import write_bundle
 
-        files = write_bundle(bundle_file, document, fetch)
-        written = {"incident": found.incident.id, "bundle": bundle_file, "files": files}
-        said = f"{bundle_file}: incident {found.incident.id} in {plural(files, 'file')}."
-        asked.answer(written, lambda: sentence(said))
-        return
-    if asked.as_json:
-        for piece in document["evidence"]:  # what came by its number alone: programs get one document
-            if piece.get("document") is None and piece.get("number") is not None:
-                piece["document"] = fetch(piece)
-        document["hints"] = [hint.as_json() for hint in hints_of(found.incident)]
-    asked.answer(document, lambda: print_incident(found, clock.wall(), everything))
+        files = write_bundle(bundle, document, fetch)
+        said = f"{bundle}: incident {found.incident.id} in {plural(files, 'file')}."
+        written = {"incident": found.incident.id, "bundle": bundle, "files": files}
+        return Answer(written, [said])
+    for piece in document["evidence"] if as_json else ():  # what came by its number alone: programs get one document
+        if piece.get("document") is None and piece.get("number") is not None:
+            piece["document"] = fetch(piece)
+    document["hints"] = [hint.as_json() for hint in hints_of(found.incident)]
+    return Answer(document, lambda: print_incident(found, clock.wall(), everything))
 
 
 def print_incident(found: Explanation, now: float, everything: bool = True) -> None:
@@ -202,16 +193,12 @@ def todo_words(found: Explanation) -> str:
 # ------------------------------------------------------------------------------------------------- job
 
 
-def _show_job(
-    client: Client, asked: Asked, job_id: str, everything: bool, accounting: bool, *, or_incident: bool
-) -> bool:
-    """A job; False, and nothing printed, if none of this id is known and it may be an incident's."""
+def _job(client: Client, job_id: str, everything: bool, accounting: bool) -> tuple[Answer, bool]:
+    """A job, and whether one of this id is known."""
     found = client.get(Report, "/v1/report", job=job_id, **{"from": 0})
     incidents = client.get(list[Incident], "/v1/incidents", job=job_id)[:MAX_INCIDENTS]
     explained = [client.get(Explanation, "/v1/incidents/{}", each.id) for each in incidents]
     recorded, why_not = _recorded(job_id) if accounting and not is_of_run(client.path) else ([], "")
-    if or_incident and not (found.runs or incidents or recorded):
-        return False
     before, ends = paired(found.runs, recorded)
     known = [{"run": place} | msgspec.to_builtins(each) for place, each in sorted(ends.items())]
     told = {"runs": msgspec.to_builtins(before), "known_runs": known, "problem": why_not}
@@ -222,8 +209,8 @@ def _show_job(
     values: dict[str, Any] = {"job_id": job_id, "job": found.jobs[0] if found.jobs else None, "why_not": why_not}
     values |= {"rows": [run_row(*row) for row in rows], "incidents": happened}
     whole = {"report": found, "incidents": explained, "accounting": told}
-    asked.answer(whole, lambda: _print(everything, job_id, "story", newest=NEWEST, **values))
-    return True
+    print_all = partial(_print, everything, job_id, "story", newest=NEWEST, **values)
+    return Answer(whole, print_all), bool(found.runs or incidents or recorded)
 
 
 def is_of_run(path: str) -> bool:
@@ -290,21 +277,18 @@ def _exit_words(exit_code: str) -> str:
 # ------------------------------------------------------------------------------------------------ node
 
 
-def _show_node(client: Client, asked: Asked, node: str, everything: bool, no_incident: ClientError) -> None:
-    """A node; ends the process. Raises `no_incident` if none of this name is known."""
+def _node(client: Client, node: str, everything: bool, no_incident: ClientError) -> Answer:
+    """A node. Raises `no_incident` if none of this name is known."""
     try:
-        found = client.get(NodeHistory, "/v1/nodes/{}", node)
+        return of_node(client.get(NodeHistory, "/v1/nodes/{}", node), everything)
     except ClientError as error:
         raise (no_incident if error.http_status in (400, 404, 409, None) else error) from error
-    print_node(asked, found, everything)
 
 
-def print_node(asked: Asked, found: NodeHistory, everything: bool = True) -> None:
-    """What happened to a node, the newest first; ends the process with 1 while it is suspect."""
-    left = NEWEST["history"] if not everything else None
-    shown = found.history[:left]
-    asked.answer(found, lambda: _print(everything, found.node, "node", found=found, history=shown))
-    sys.exit(EXIT_FOUND if found.suspect else EXIT_FINE)
+def of_node(found: NodeHistory, everything: bool = True) -> Answer:
+    """What happened to a node, the newest first; code 1 while it is suspect."""
+    shown = found.history[: None if everything else NEWEST["history"]]
+    return Answer(found, partial(_print, everything, found.node, "node", found=found, history=shown), found.suspect)
 
 
 def hints_of(incident: Incident) -> tuple[Hint, ...]:

@@ -14,9 +14,8 @@ from msgspec import structs
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.capped import CAPS
-from slurm_watchdog.cli.client import Client
-from slurm_watchdog.cli.find_controller import Asked, asks_controller, describe, own_instead
-from slurm_watchdog.cli.options import EXIT_UNKNOWN, ClientError, FiniteRange, flag, table_option, value, versioned
+from slurm_watchdog.cli.client import Client, describe, find, own_instead
+from slurm_watchdog.cli.options import ASKS, EXIT_UNKNOWN, ROWS_ONLY, Answer, Asked, ClientError, command, versioned
 from slurm_watchdog.cli.terminal import drawn_columns, print_lines, redraw, render, sentence
 from slurm_watchdog.model.documents import ControllerState, IncidentCounts, Job, JobHealth, Nodes, SlurmState, Status
 
@@ -41,13 +40,16 @@ NO_STATUS = Status(mode="", controller=ControllerState(), slurm=SlurmState(), no
 """What is known before the first answer."""
 
 
-@click.command()
-@flag("--watch", "watching", help="Redraw it every few seconds, until Ctrl-C.")
-@value("--every", "every_s", type=FiniteRange(0.2, 3600.0), default=2.0, metavar="SECONDS", help="Interval of --watch.")
-@flag("--me", help="Only your own jobs and incidents.")
-@table_option
-@asks_controller()
-def status(asked: Asked, watching: bool, every_s: float, me: bool) -> None:
+@command(
+    """
+    --watch  Redraw it every few seconds, until Ctrl-C.
+    --every S<0.2..3600>=2  Interval of --watch in seconds.
+    --me  Only your own jobs and incidents.
+    """,
+    ROWS_ONLY,
+    ASKS,
+)
+def status(asked: Asked, watch: bool, every: float, me: bool) -> Answer:
     """What is watched and whether all is well.
 
     With --watch a screen: what fires, the jobs with their phase, step, the times of their newest steps and
@@ -70,17 +72,16 @@ def status(asked: Asked, watching: bool, every_s: float, me: bool) -> None:
       slurm-watchdog status --me --socket munge://mgmt1:9768
       slurm-watchdog status --json | jq .incidents
     """
-    if me and watching:
+    if me and watch:
         raise click.UsageError("--me goes without --watch")
-    own = own_instead(asked.socket_path, asked.config_file)
-    if len(own) > 1 and not watching:
-        sys.exit(_print_each(own, asked))
-    client = asked.client()
-    if watching:
-        sys.exit(_watch(client, every_s, asked.as_json))
-    answer = client.get(Status, "/v1/status", me=1 if me else None)
-    asked.answer(answer, lambda: print_lines(screen(answer, drawn_columns())))
-    sys.exit(exit_code(answer))
+    own = own_instead(asked)
+    if len(own) > 1 and not watch:
+        return _each(own)
+    client = find(asked)
+    if watch:
+        sys.exit(_watch(client, every, asked.json))
+    found = client.get(Status, "/v1/status", me=1 if me else None)
+    return Answer(found, lambda: print_lines(screen(found, drawn_columns())), exit_code(found))
 
 
 def screen(found: Status, columns: int | None, **changes: Any) -> list[str]:
@@ -105,7 +106,7 @@ def frame(found: Status, columns: int, height: int, note: str) -> list[str]:
     return [*lines[: height - 1], note[:columns]]
 
 
-def _print_each(own: Sequence[OwnRun], asked: Asked) -> int:
+def _each(own: Sequence[OwnRun]) -> Answer:
     """Several runs of one's own, one after the other; the exit code is the worst."""
     found = [(run, _look(Client(run.socket))) for run in own]
 
@@ -115,8 +116,7 @@ def _print_each(own: Sequence[OwnRun], asked: Asked) -> int:
             print_lines(screen(answer, drawn_columns()))
 
     rows = [{"directory": run.directory, "status": answer} for run, answer in found]
-    asked.answer({"runs": rows}, print_all)
-    return max((exit_code(answer) for _, answer in found), key=GRAVEST.index)
+    return Answer({"runs": rows}, print_all, max((exit_code(answer) for _, answer in found), key=GRAVEST.index))
 
 
 def _watch(client: Client, every_s: float, as_json: bool) -> int:

@@ -10,33 +10,17 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import click
-from msgspec import to_builtins
 from msgspec.structs import replace
 
-from slurm_watchdog.cli.client import Client
-from slurm_watchdog.cli.find_controller import find_socket
-from slurm_watchdog.cli.options import (
-    EXIT_FINE,
-    EXIT_FOUND,
-    EXIT_UNKNOWN,
-    EXIT_USAGE,
-    PARTITION,
-    ClientError,
-    FiniteRange,
-    config_option,
-    flag,
-    json_option,
-    load_or_exit,
-    print_json,
-    service_paths,
-    value,
-)
-from slurm_watchdog.cli.terminal import clean, show
+from slurm_watchdog.cli import options
+from slurm_watchdog.cli.client import Client, find_socket
+from slurm_watchdog.cli.options import Answer, Asked, ClientError, command, warn
+from slurm_watchdog.cli.terminal import show
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.config.types import parse_duration
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.node_events import TESTED_MARK, NodeEventRequest
 from slurm_watchdog.model.slurm import SlurmNode
@@ -53,22 +37,25 @@ MOST_PASSED = 200  # healthy nodes that are reported to the controller: it takes
 DRAIN_MARK = "slurm-watchdog:"  # begins the reason of every drain of ours
 
 
-@click.command()
-@click.argument("nodes", nargs=-1, metavar="[NODES]…")
-@flag("--idle", help="Only idle nodes: of those given, or of all.")
-@value(*PARTITION, default="", metavar="P", help="Nodes of this partition, in which the jobs are submitted.")
-@flag("--drained-by-us", help="Nodes that slurm-watchdog drained; of NODES idle ones, as peers.")
-@value("--only", default="", metavar="PART,…", help="Only cpu, memory, disk, mount, gpu or network.")
-@value("--seconds", type=FiniteRange(0.2, 20), metavar="S", help="Duration of each measurement. [default: 2]")
-@value("--local", metavar="DIR", multiple=True, help="A local disk to measure. [default: /tmp]")
-@value("--shared", metavar="DIR", multiple=True, help="A shared filesystem to measure.")
-@value("--at-once", type=click.IntRange(1, 1000), default=8, metavar="K", help="Jobs at a time.")
-@value("--wait", metavar="TIME", default="10min", help="Maximum wait for free nodes.")
-@value("-A", "--account", default="", metavar="A", help="Account of the test jobs.")
-@value("--reservation", default="", metavar="R", help="Reservation of the test jobs.")
-@config_option("Configuration with the section node_tests. [default: the site's, where it can be read]")
-@json_option
-def test_nodes(**asked: Any) -> None:
+@command(
+    """
+    nodes [NODES]…
+    --idle  Only idle nodes: of those given, or of all.
+    -p, --partition P  Nodes of this partition, in which the jobs are submitted.
+    --drained-by-us  Nodes that slurm-watchdog drained; of NODES idle ones, as peers.
+    --only PARTS  Only cpu, memory, disk, mount, gpu or network; several with commas.
+    --seconds S<0.2..20>  Duration of each measurement. [default: 2]
+    --local DIRECTORY…  A local disk to measure. [default: /tmp]
+    --shared DIRECTORY…  A shared filesystem to measure.
+    --at-once K<1..1000>=8  Jobs at a time.
+    --wait TIME=10min  Maximum wait for free nodes.
+    -A, --account A  Account of the test jobs.
+    --reservation R  Reservation of the test jobs.
+    --config F  Configuration with the section node_tests. [default: the site's, where it can be read]
+    """,
+    options.JSON,
+)
+def test_nodes(asked: Asked, **given: Any) -> Answer:
     """Measures nodes, and the network between pairs of them, by bounded jobs: exclusive, at low priority, never
     on a node where another job runs. Without arguments nothing is tested.
 
@@ -86,47 +73,46 @@ def test_nodes(**asked: Any) -> None:
       slurm-watchdog test-nodes n7 n8 n[20-24] --only cpu,memory,network --json
     """
     try:
-        report = asyncio.run(_test(asked))
+        report = asyncio.run(_test(asked, given))
     except (SlurmUnavailable, SlurmRefused, ValueError, OSError, TimeoutError) as error:
-        click.echo(f"Nothing was tested: {clean(error) or 'it did not end within an hour'}", err=True)
-        sys.exit(EXIT_USAGE if isinstance(error, (ValueError, OSError)) else EXIT_UNKNOWN)
+        warn(f"Nothing was tested: {str(error) or 'it did not end within an hour'}")
+        sys.exit(options.EXIT_USAGE if isinstance(error, (ValueError, OSError)) else options.EXIT_UNKNOWN)
     except (KeyboardInterrupt, asyncio.CancelledError):
-        click.echo("Interrupted: the test jobs are cancelled.", err=True)
+        warn("Interrupted: the test jobs are cancelled.")
         sys.exit(130)
-    if asked["as_json"]:
-        print_json(to_builtins(report))
-    else:
-        show("test_nodes", report=report)
-    tell_controller(report, asked["config_file"])
     truths = {each.truth for each in report.verdicts}
-    sys.exit(EXIT_FOUND if Truth.BAD in truths else EXIT_UNKNOWN if Truth.UNKNOWN in truths else EXIT_FINE)
+    code = options.EXIT_UNKNOWN if Truth.UNKNOWN in truths and Truth.BAD not in truths else Truth.BAD in truths
+    tell_controller(report, asked)
+    return Answer(report, partial(show, "test_nodes", report=report), code)
 
 
-async def _test(asked: Mapping[str, Any]) -> Report:
+async def _test(asked: Asked, given: Mapping[str, Any]) -> Report:
     """What came of it. SIGINT and SIGTERM cancel it, and with it its jobs."""
-    path = asked["config_file"] or (service_paths().config if os.access(service_paths().config, os.R_OK) else "")
-    config = load_or_exit(path, with_knowledge=False) if path else Config()
-    if not any(asked[name] for name in ("nodes", "idle", "partition", "drained_by_us")):
+    path = asked.config or (
+        options.service_paths().config if os.access(options.service_paths().config, os.R_OK) else ""
+    )
+    config = options.load_or_exit(path, with_knowledge=False) if path else Config()
+    if not any(given[name] for name in ("nodes", "idle", "partition", "drained_by_us")):
         raise click.UsageError("name the nodes, or give --idle, --partition or --drained-by-us")
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     client = make_client("command_line", bin_directory=config.slurm.bin_directory)
-    chosen, left = choose((await client.read_view()).nodes, asked)
-    words = [f"--{name}={asked[name]}" for name in ("only", "seconds") if asked[name]]
-    words += [f"--{name}={each}" for name in ("local", "shared") for each in asked[name]]
+    chosen, left = choose((await client.read_view()).nodes, given)
+    words = [f"--{name}={given[name]}" for name in ("only", "seconds") if given[name]]
+    words += [f"--{name}={each}" for name in ("local", "shared") for each in given[name]]
     terms = Terms(
         comment=f"slurm-watchdog test-nodes of {user_name(os.geteuid())}@{socket.gethostname()} pid {os.getpid()}",
         words=tuple(words),
-        at_once=asked["at_once"],
-        wait_s=parse_duration(asked["wait"]),
-        partition=asked["partition"],
-        account=asked["account"],
-        reservation=f"{TESTED_MARK}{secrets.token_hex(4)}" if asked["drained_by_us"] else asked["reservation"],
+        at_once=given["at_once"],
+        wait_s=given["wait"],
+        partition=given["partition"] or "",
+        account=given["account"] or "",
+        reservation=f"{TESTED_MARK}{secrets.token_hex(4)}" if given["drained_by_us"] else given["reservation"] or "",
         place=state_home(home_directory(), os.environ),
     )
-    lifts = bool(asked["drained_by_us"] and chosen)
+    lifts = bool(given["drained_by_us"] and chosen)
     report = await conduct_jobs(config, client, chosen, terms, _say, lifts=lifts)
     not_tested = (NodeVerdict(node=n, truth=Truth.UNKNOWN, unsure=(f"not tested: {why}",)) for n, why in left.items())
     return replace(report, verdicts=(*report.verdicts, *not_tested))
@@ -151,7 +137,7 @@ def choose(listed: Sequence[SlurmNode], asked: Mapping[str, Any]) -> tuple[list[
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"Slurm knows no node {', '.join(unknown)}")
     wanted = [known[name] for name in dict.fromkeys(names or known)]
-    found = {node.name: why_not(node) for node in wanted if asked["partition"] in ("", *node.partitions)}
+    found = {node.name: why_not(node) for node in wanted if asked["partition"] in (None, "", *node.partitions)}
     left = {name: why for name, why in found.items() if why and names}
     chosen = [known[name] for name, why in found.items() if not why]
     if not chosen and not left:
@@ -162,12 +148,12 @@ def choose(listed: Sequence[SlurmNode], asked: Mapping[str, Any]) -> tuple[list[
 def _say(text: str) -> None:
     """Progress, on standard error."""
     with contextlib.suppress(OSError):  # who would read it may be what has died
-        click.echo(clean(text), err=True)
+        warn(text)
 
 
-def tell_controller(report: Report, config_file: str | None) -> None:
+def tell_controller(report: Report, asked: Asked) -> None:
     """Where one runs, it keeps what was found as events of the nodes. What it refuses is said on standard error."""
-    path = find_socket(None, config_file)
+    path = find_socket(Asked(config=asked.config))
     if not os.path.exists(path):
         return
     client, run = Client(path, 10.0), f"test-nodes-{secrets.token_hex(8)}"
@@ -179,4 +165,4 @@ def tell_controller(report: Report, config_file: str | None) -> None:
             event = NodeEventRequest(kind=kind, id=run, place=place, what=what)
             client.post(dict, "/v1/nodes/{}/events", node, body=event)
     except ClientError as error:
-        click.echo(f"The controller does not remember all of it: {clean(error.what)}", err=True)
+        warn(f"The controller does not remember all of it: {error.what}")

@@ -1,4 +1,4 @@
-"""One connection to the controller: HTTP/1.1 POST and its answer, each within a deadline, redirects not followed.
+"""One connection to the controller: an HTTP/1.1 request and its answer, each within a deadline, redirects not followed.
 
 The standard library's client costs 6 MiB (it parses headers as e-mail, and loads TLS in any case) and bounds
 every single read, not the whole answer: a server that sends a byte a second holds it for days. Here TLS is
@@ -57,6 +57,27 @@ def connect_tcp(address: tuple[bytes, int], timeout: float) -> socket.socket:
     return sock
 
 
+def ask_once(
+    sock: socket.socket,
+    method: str,
+    host: str,
+    path: str,
+    body: bytes,
+    headers: dict[str, str],
+    max_body: int,
+    end: float,
+) -> Response:
+    """One request on a connection of its own, and the answer, cut off after `max_body` + 1 bytes. Raises OSError."""
+    sock.sendall(_message(method, host, path, body, {"Connection": "close", **headers}))
+    return _read_response(_Reader(sock, end, clock.monotonic), max_body)[0]
+
+
+def _message(method: str, host: str, path: str, body: bytes, headers: dict[str, str]) -> bytes:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n{lines}\r\n"
+    return head.encode() + body
+
+
 class Connection:
     """A connection that is kept as long as the server keeps it. Not for two threads.
 
@@ -95,7 +116,7 @@ class Connection:
 
         `connect_s` bounds the connecting, name look-up apart, and `answer_s` all the rest.
         """
-        message = self._message(path, body, headers)
+        message = _message("POST", self._name, path, body, headers)
         self._renew()
         kept = self._sock is not None
         try:
@@ -115,18 +136,13 @@ class Connection:
         if self._sock is None:
             raise NotKept("the connection to the controller is closed")
         try:
-            return self._exchange(self._message(path, body, headers), 0.0, answer_s)
+            return self._exchange(_message("POST", self._name, path, body, headers), 0.0, answer_s)
         except _Closed as error:
             self.close()
             raise NotKept(str(error)) from error
         except BaseException:
             self.close()
             raise
-
-    def _message(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        head = f"POST {path} HTTP/1.1\r\nHost: {self._name}\r\nContent-Length: {len(body)}\r\n{lines}\r\n"
-        return head.encode() + body
 
     def certificates(self) -> dict[str, float]:
         """`own` and `authority` -> when that certificate ends, in seconds since the epoch; empty without

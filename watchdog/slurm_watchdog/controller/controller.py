@@ -14,7 +14,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.capped import Shortage
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.decider import Decider
-from slurm_watchdog.controller.actions.decision_inputs import CHUNKS, DecisionPorts, TickChunks
+from slurm_watchdog.controller.actions.decision_inputs import CHUNK, DecisionPorts
 from slurm_watchdog.controller.actions.manager import Actions
 from slurm_watchdog.controller.actions.owned_paths import OwnedPaths
 from slurm_watchdog.controller.actions.silences import Silences
@@ -76,7 +76,7 @@ class Controller:
         notifier: Notifier,
         metrics: ControllerMetrics,
         recorder: Recorder | None = None,
-        chunks: TickChunks = CHUNKS,
+        chunk: int = CHUNK,
         outside: Outside = NOTHING_OUTSIDE,
     ):
         self.config = config
@@ -140,7 +140,7 @@ class Controller:
             config, journal, self.writer, self.state, self.judge, self.evidence, notifier.diagnosed
         )
         self.news = IncidentNews(
-            journal, self.writer, notifier, metrics, self.judge, self.state, self.collector, chunks, self.ledger,
+            journal, self.writer, notifier, metrics, self.judge, self.state, self.collector, chunk, self.ledger,
             self._record_request,
         )  # fmt: skip
         self.actions = Actions(
@@ -174,7 +174,7 @@ class Controller:
                 news=self.news,
                 blind=self.blind,
             ),
-            chunks,
+            chunk,
         )
         job_of = lambda job_id: self.state.jobs.get(job_id)  # noqa: E731, PLW0108 - each listing replaces the dictionary
         self.silences = Silences(
@@ -371,8 +371,7 @@ class Controller:
                 view=self.judge.view,
                 limits_s=self.judge.limits_s,
                 incidents=self.judge.incidents,
-                mode=self.config.mode,
-                mode_words=self._mode_words,
+                mode=self._mode_words,
                 tick_age_s=tick_age_s,
                 journal_error=self.journal_error,
                 slurm_error=self.slurm_error,

@@ -36,7 +36,7 @@ class Subject(StrEnum):
 
     JOB = "job"
     """One running job of the view. On a large cluster such a detector does not judge every job in every tick:
-    see slurm_watchdog.controller.state.scan_schedule."""
+    see slurm_watchdog.controller.state.cluster."""
     RUN = "run"
     """A run of a job that may be over, or several of them."""
     PROCESS = "process"

@@ -36,16 +36,10 @@ from slurm_watchdog.trace.records import Asked
 HISTORY_S = 7 * 86400.0  # Attempts on a job are counted over a week, Slurm's usual longest time limit.
 
 
-@dataclass(frozen=True)
-class TickChunks:
-    """How a tick with thousands of incidents is divided, so that requests and actions are served in between."""
-
-    together_from: int = 20
-    """Changes, or open incidents, from which on they are written together: one wait for the disk."""
-    size: int = 250  # Changes, or decisions, before other work is served: about a tenth of a second.
-
-
-CHUNKS = TickChunks()
+CHUNK = 250
+"""Changes, or decisions, of a tick with thousands of incidents before requests and actions are served: about a tenth of
+a second."""
+TOGETHER_FROM = 20  # Changes, or open incidents, from which on they are written together: one wait for the disk.
 
 
 class Executor(Protocol):

@@ -187,7 +187,7 @@ def _watched(seen: HealthInputs, jobs: Sequence[JobHealth]) -> str:
     states = Counter(each.state for each in jobs)
     how = ", ".join(f"{number} {state}" for state, number in states.most_common(5))
     watched = f"{plural(len(jobs), 'job')} watched{f' ({how})' if how else ''}"
-    return f"{watched}, {plural(len(seen.view.reporting_nodes), 'node')} reporting, mode {seen.mode_words or seen.mode}"
+    return f"{watched}, {plural(len(seen.view.reporting_nodes), 'node')} reporting, mode {seen.mode}"
 
 
 def _unknown(text: str) -> Reason:

@@ -63,8 +63,7 @@ class HealthInputs(Struct):
     view: ClusterView
     limits_s: Mapping[str, float]
     incidents: Collection[Incident]  # Open ones.
-    mode: str
-    mode_words: str = ""  # It, with what the policy does otherwise; empty: nothing.
+    mode: str  # In words, with what the policy does otherwise.
     tick_age_s: float | None  # Since the last complete tick; None: there was none.
     journal_error: str | None = None
     slurm_error: str | None = None

@@ -66,7 +66,10 @@ class CommandQueue:
         commands = tuple(self._waiting.pop(node, ()))
         if commands:
             left = {each: at for each, at in self._out.get(node, {}).items() if self._is_awaited(each)}
-            self._out[node] = left | {each.id: self._now() + _takes_s(each) for each in commands}
+            for each in commands:
+                takes_s = each.apart_s * (each.dumps - 1) if isinstance(each, CollectEvidence) else 0.0  # at least
+                left[each.id] = self._now() + takes_s
+            self._out[node] = left
         return commands
 
     def asked_age_s(self, node: str) -> float:
@@ -100,8 +103,3 @@ class CommandQueue:
         future = self._futures.get(result.command_id)
         if future is not None and not future.done():
             future.set_result(result)
-
-
-def _takes_s(command: Command) -> float:
-    """At least."""
-    return command.apart_s * (command.dumps - 1) if isinstance(command, CollectEvidence) else 0.0

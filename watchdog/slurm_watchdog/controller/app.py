@@ -114,13 +114,10 @@ what a request leaves is young when it is collected."""
 def run_controller(
     config: Config, *, once: bool = False, record: str | None = None, config_file: str | None = None
 ) -> int:
-    """Runs the controller until SIGTERM or SIGINT; with `once` for one look at Slurm and one tick. Everything
-    that it takes over is appended to the file `record` as a trace. At SIGHUP `config_file` is read again.
-
-    Returns the exit code: 0; after saying why, 2 when it can't start like this, 1 when it could not start
-    now, which may pass (systemd tries again then, and only then); RESTART when it is to start with a new
-    configuration.
-    """
+    """Runs the controller until SIGTERM or SIGINT; with `once` for one look at Slurm and one tick. Everything that it
+    takes over is appended to the file `record` as a trace. At SIGHUP `config_file` is read again. Returns the exit
+    code: 0; after saying why, 2 when it can't start like this, 1 when it could not start now, which may pass (systemd
+    tries again then, and only then); RESTART when it is to start with a new configuration."""
     put_in_force(config.site_texts)
     try:
         page_token = read_page_token(config.security.page_token_file)
@@ -156,10 +153,8 @@ def run_controller(
 
 
 def _become_active(config: Config, lease: Lease, config_file: str | None, *, once: bool) -> int | None:
-    """Waits until the lease is ours; gives None then, otherwise what `run_controller` returns.
-
-    Raises JournalError, OSError, IdentityError.
-    """
+    """Waits until the lease is ours; gives None then, otherwise what `run_controller` returns. Raises JournalError,
+    OSError, IdentityError."""
     lease.prepare()
     try:
         taken = lease.take()
@@ -269,12 +264,9 @@ async def read_rarely(controller: Controller, slurm: CommandLineSlurm) -> None:
 async def live(
     controller: Controller, notifier: Notifier, stop: asyncio.Event, restart: asyncio.Event | None = None
 ) -> None:
-    """A controller's life while its doors are open: it looks at Slurm, ticks, sends messages and acts until
-    `stop` is set. With `restart` set, too, systemd learns that this is no end: a service that said it stops
-    would be helped to.
-
-    The simulator calls it as well, under a clock of its own.
-    """
+    """A controller's life while its doors are open: it looks at Slurm, ticks, sends messages and acts until `stop` is
+    set. With `restart` set, too, systemd learns that this is no end: a service that said it stops would be helped to.
+    The simulator calls it as well, under a clock of its own."""
     tasks = [
         asyncio.create_task(_every(controller.config.slurm.poll_interval, controller.read_slurm, stop)),
         asyncio.create_task(notifier.run()),
@@ -310,10 +302,7 @@ async def open_doors(
     controller: Controller, page_token: str, identity: Identity, is_active: Callable[[], bool] = lambda: True
 ) -> list[Server | web.AppRunner]:
     """The port for agents and Prometheus, the local socket for the commands, and the page. Raises OSError,
-    IdentityError.
-
-    With an OwnUser as `identity` agents come by his socket, and there is no port for them.
-    """
+    IdentityError. With an OwnUser as `identity` agents come by his socket, and there is no port for them."""
     config = controller.config
     own, state = isinstance(identity, OwnUser), controller.state
     controller.personal = own

@@ -270,8 +270,7 @@ async def _take_back(
     journal: Journal, slurm: SlurmClient, jobs: Mapping[str, SlurmJob], busy: Container[str], policy: Policy
 ) -> None:
     """What we did to nodes and has lasted long enough: exclusions of jobs that wait, drains that no one has touched.
-    `jobs` is Slurm's newest listing, `busy` are the jobs that an action is under way for.
-    Raises JournalError."""
+    `jobs` is Slurm's newest listing, `busy` are the jobs that an action is under way for. Raises JournalError."""
     wall = clock.wall()
     if policy.drain_lifetime > 0:
         for entry in journal.node_entries("drained"):

@@ -1,8 +1,7 @@
 """Evidence from every rank of a suspect job: asked of all its nodes at once, kept with the incident, and judged.
 
-What a node answers is written into the journal as soon as it is there and then let go; in memory stay the
-stacks, of which a thousand ranks share most, until the vote is taken. A node that does not answer is a row
-with the reason.
+What a node answers is written into the journal as soon as it is there and then let go; in memory stay the stacks, of
+which a thousand ranks share most, until the vote is taken. A node that does not answer is a row with the reason.
 """
 
 from __future__ import annotations
@@ -124,9 +123,7 @@ class Collector:
 
     def on_fire(self, incident: Incident, now: float, views: Mapping[str, JobView]) -> None:
         """An incident has begun to fire: its jobs' evidence is kept with it, unless another incident explains it.
-
-        `views` are those of its jobs that someone has looked at in this moment already.
-        """
+        `views` are those of its jobs that someone has looked at in this moment already."""
         if not spec_of(incident.kind).wants_evidence or incident.inhibited_by is not None:
             return
         for job_id in incident.jobs_now or incident.job_ids:

@@ -1,8 +1,7 @@
 """How one job is, in a word with its reason: what every surface shows of it. Pure.
 
-No one is shown "training" of a job that hangs, or of one whose progress cannot be read: that one is *not
-judged*, with the reason and what its owner, or an administrator, can do. No word here comes from a user:
-everybody may read it.
+No one is shown "training" of a job that hangs, or of one whose progress cannot be read: that one is *not judged*, with
+the reason and what its owner, or an administrator, can do. No word here comes from a user: everybody may read it.
 """
 
 from __future__ import annotations

@@ -256,12 +256,9 @@ class ControllerMetrics:
         operations: Mapping[str, str],
         is_silenced: Callable[[Incident], bool],
     ) -> None:
-        """Sets every gauge from one view; series of jobs that are gone go as well. `operations`: job -> where
-        an action on it is.
-
-        Of more than MAX_JOBS jobs those with an open incident have series, and then those that were there
-        first; how many have none is a series, too.
-        """
+        """Sets every gauge from one view; series of jobs that are gone go as well. `operations`: job -> where an action
+        on it is. Of more than MAX_JOBS jobs those with an open incident have series, and then those that were there
+        first; how many have none is a series, too."""
         open_incidents = tuple(open_incidents)
         jobs = _with_series(view.jobs, {job_id for each in open_incidents for job_id in each.job_ids})
         values = {key: value for job in jobs for key, value in self._of_job(job, limits_s)}

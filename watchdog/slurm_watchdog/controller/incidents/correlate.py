@@ -79,13 +79,10 @@ def correlate(
     new_id: Callable[[], str],
     settled: Sequence[Incident] = (),
 ) -> list[Incident]:
-    """The open incidents after these findings: changed, newly opened, or resolved just now.
-
-    A pending incident whose condition goes away vanishes without a trace. UNKNOWN, and no finding at all,
-    open, fire and close nothing, unless every job concerned is over or has restarted. An incident that is not BAD at
-    this moment is not to be acted on: what was true a while ago is no evidence. `settled` are incidents that
-    have ended lately.
-    """
+    """The open incidents after these findings: changed, newly opened, or resolved just now. A pending incident whose
+    condition goes away vanishes without a trace. UNKNOWN, and no finding at all, open, fire and close nothing, unless
+    every job concerned is over or has restarted. An incident that is not BAD at this moment is not to be acted on: what
+    was true a while ago is no evidence. `settled` are incidents that have ended lately."""
     by_subject = {(f.kind, f.subject): f for f in findings}
     after = []
     known = set()

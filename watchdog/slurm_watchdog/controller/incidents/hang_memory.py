@@ -136,10 +136,8 @@ def said_of(this: HangPlace, known: Iterable[HangPlace]) -> str | None:
 
 
 def why_held(this: HangPlace, known: Iterable[HangPlace]) -> str | None:
-    """Why a restart would end in the same place again, a sentence; None if that is not known.
-
-    The same frames at the same step, of the same job or chain of jobs, for the third time, and on more than one node.
-    """
+    """Why a restart would end in the same place again, a sentence; None if that is not known. The same frames at the
+    same step, of the same job or chain of jobs, for the third time, and on more than one node."""
     if this.step is None or not this.node:
         return None
     same = [

@@ -30,11 +30,8 @@ class CommandQueue:
         self._asked_at: dict[str, float] = {}  # Node -> when it was asked for something last.
 
     async def ask(self, node: str, command: Command, deadline_s: float, uid: int | None = None) -> CommandResult:
-        """The node's answer, or a result that says why there is none. Never raises, never waits longer.
-
-        `uid`: the user whose job it is about, for questions; None for a part of an action, which has been
-        allowed already.
-        """
+        """The node's answer, or a result that says why there is none. Never raises, never waits longer. `uid`: the user
+        whose job it is about, for questions; None for a part of an action, which has been allowed already."""
         queue = self._waiting.setdefault(node, deque())
         self._asked_at[node] = self._now()
         if len(queue) >= MAX_WAITING:

@@ -142,12 +142,9 @@ async def _is_being_tested(tools: QuarantineTools, node: str) -> bool:
 def objection_to_draining(
     node: str, known: Sequence[SlurmNode], most: int, percent: float, ours: Collection[str] = ()
 ) -> str | None:
-    """Why a node is not drained, a sentence; None if it may be.
-
-    `known`: all nodes of the cluster; `ours`: those that we have drained since they were listed. No more than `most`
-    nodes, and this share of all, may be out of service for whatever reason; one that someone else has drained is his,
-    and the last one of a partition stays.
-    """
+    """Why a node is not drained, a sentence; None if it may be. `known`: all nodes of the cluster; `ours`: those that
+    we have drained since they were listed. No more than `most` nodes, and this share of all, may be out of service for
+    whatever reason; one that someone else has drained is his, and the last one of a partition stays."""
     mine = next((each for each in known if each.name == node), None)
     if mine is None:
         return f"Slurm knows no node {node}"
@@ -163,12 +160,10 @@ def objection_to_draining(
 
 
 def objection_of_events(events: Sequence[NodeEvent]) -> str | None:
-    """Why what is known does not suffice to drain a node, a sentence; None if it does.
-
-    It has to have done something since it was last given back, or left to someone. A program can hang on one node and
-    nowhere else as it pleases: what the jobs of a single user show, in their processes or logs, is no proof against a
-    node, unless the hardware, Slurm or an operator's test says something, too.
-    """
+    """Why what is known does not suffice to drain a node, a sentence; None if it does. It has to have done something
+    since it was last given back, or left to someone. A program can hang on one node and nowhere else as it pleases:
+    what the jobs of a single user show, in their processes or logs, is no proof against a node, unless the hardware,
+    Slurm or an operator's test says something, too."""
     last = max((each.at for each in events if each.kind == NodeEventKind.QUARANTINED), default=0.0)
     standing = [each for each in events if strength_of(each.kind) > 0 and not each.withdrawn_why]
     if not any(each.at > last for each in standing):

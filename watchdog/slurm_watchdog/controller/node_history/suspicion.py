@@ -76,11 +76,8 @@ NONE: Mapping[str, str] = MappingProxyType({})
 def by_node(
     events: Iterable[NodeEvent], gpu_nodes: Mapping[str, str] = NONE, renamed: Mapping[str, str] = NONE
 ) -> dict[str, list[Counted]]:
-    """Node -> its events with what they count for, oldest first.
-
-    `gpu_nodes`: GPU's UUID -> the node that it is in now, as far as is known: its events follow it. `renamed`: a
-    node's name before -> its name now.
-    """
+    """Node -> its events with what they count for, oldest first. `gpu_nodes`: GPU's UUID -> the node that it is in now,
+    as far as is known: its events follow it. `renamed`: a node's name before -> its name now."""
 
     def home(event: NodeEvent) -> str:
         return gpu_nodes.get(event.place, renamed.get(event.node, event.node))
@@ -206,11 +203,9 @@ def event_words(each: Counted, node: str, now: float) -> str:
 
 
 def blamed(about: Incident | Finding) -> tuple[tuple[str, str], ...]:
-    """(node, part of it or nothing) of each place that an incident or a finding is held against.
-
-    Of a kind that is about jobs these are the nodes that it names as culprits or that a restart should avoid: a
-    node that only ran the job is in neither.
-    """
+    """(node, part of it or nothing) of each place that an incident or a finding is held against. Of a kind that is
+    about jobs these are the nodes that it names as culprits or that a restart should avoid: a node that only ran the
+    job is in neither."""
     spec, places = spec_of(about.kind), dict[str, str]()
     if spec.blames_node <= 0:
         return ()
@@ -229,12 +224,10 @@ def _part_of(culprit: Culprit) -> str:
 
 
 def events_of(incident: Incident, chain: str, *, compared: bool) -> tuple[NodeEvent, ...]:
-    """The events that an incident is: one for each node that it is held against; none while it is only suspected,
-    and none where another incident explains it.
-
-    `chain`: see NodeEvent. `compared`: its job ran on several nodes. On a single one whatever the program does wrong
-    happens there, which says nothing of the node unless its hardware is proven broken.
-    """
+    """The events that an incident is: one for each node that it is held against; none while it is only suspected, and
+    none where another incident explains it. `chain`: see NodeEvent. `compared`: its job ran on several nodes. On a
+    single one whatever the program does wrong happens there, which says nothing of the node unless its hardware is
+    proven broken."""
     spec = spec_of(incident.kind)
     alone = spec.subject is Subject.JOB and spec.blames_node < 1.0 and not compared
     if incident.state is IncidentState.PENDING or incident.inhibited_by is not None or alone:

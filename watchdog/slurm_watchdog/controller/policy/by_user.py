@@ -1,8 +1,7 @@
 """Whose trouble and whose actions: guards count users, for one user may have as many jobs as he likes. Pure.
 
-A user whose jobs all hang says little about the fabric, and must not keep others from being helped: neither
-by what he makes look like a storm, nor by using up the budget. Who is not known counts as one user, and is
-given nothing.
+A user whose jobs all hang says little about the fabric, and must not keep others from being helped: neither by what he
+makes look like a storm, nor by using up the budget. Who is not known counts as one user, and is given nothing.
 """
 
 from __future__ import annotations
@@ -154,12 +153,9 @@ def spent_on_processes(decisions: Iterable[Decision], process: GpuProcess, now: 
 
 
 def over_budget(spent: Counter[Uid], uid: Uid, allowed: int, most: int, others: bool) -> str | None:
-    """Why the budget of `allowed` actions has none left for this user; None if it has.
-
-    Where there are `others` a user may have half of it (at least one action), and of what another one has had
-    no more than half counts against him: with a budget of one, each of two users may have one, unless a site
-    allows one in all (`most`).
-    """
+    """Why the budget of `allowed` actions has none left for this user; None if it has. Where there are `others` a user
+    may have half of it (at least one action), and of what another one has had no more than half counts against him:
+    with a budget of one, each of two users may have one, unless a site allows one in all (`most`)."""
     half = max(1, allowed // 2)
     whole = min(most, max(allowed, 2 * half)) if others else allowed
     own = spent[uid]

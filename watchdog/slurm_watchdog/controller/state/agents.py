@@ -82,9 +82,8 @@ class Agents:
         return () if agent is None or agent.whole is None else agent.whole.processes
 
     def complete(self, report: Report, size: int = 0) -> Report | None:
-        """A report of changes as the full one it stands for, any other as it is; None if it builds on one
-        that is not known here, or that has grown too much by them. `size` is that of the report on the
-        wire."""
+        """A report of changes as the full one it stands for, any other as it is; None if it builds on one that is not
+        known here, or that has grown too much by them. `size` is that of the report on the wire."""
         agent = self._agents.get(report.node)
         if report.changes is None:
             if agent is not None:
@@ -101,11 +100,9 @@ class Agents:
         return make_whole(agent.whole, report)
 
     def made_at(self, report: Report, now: float) -> float:
-        """When a report that is taken at `now` was made, on the caller's clock.
-
-        It may have waited longer than its age says: in a network, or for a controller that was stalled. The node's own
-        clock tells how far apart its reports were made, and the one that waited least tells when.
-        """
+        """When a report that is taken at `now` was made, on the caller's clock. It may have waited longer than its age
+        says: in a network, or for a controller that was stalled. The node's own clock tells how far apart its reports
+        were made, and the one that waited least tells when."""
         at = now - max(0.0, report.age_s)
         if report.made_s <= 0.0:
             return at

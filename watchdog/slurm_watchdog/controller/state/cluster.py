@@ -167,10 +167,8 @@ class ClusterState:
         self._report_interval.follow(now, self._reporting, busy_share)
 
     def apply_slurm(self, view: SlurmView, now: float, wall: float | None = None) -> None:
-        """Takes over one complete listing: new runs begin, runs that are over are forgotten.
-
-        `wall` is the date of `now`: with it, what was logged before a run's start time is known to be older than it.
-        """
+        """Takes over one complete listing: new runs begin, runs that are over are forgotten. `wall` is the date of
+        `now`: with it, what was logged before a run's start time is known to be older than it."""
         self.runs.begin_listing(None if self.slurm_at is None else self.jobs)
         self.slurm_at, self._slurm_excused = now, False
         self._date_ahead = None if wall is None else wall - now
@@ -215,10 +213,8 @@ class ClusterState:
         self.runs.apply(job, now, wall)
 
     def apply_report(self, report: Report, now: float) -> str:
-        """Takes over one full report. Returns what became of it: `accepted`, `duplicate` or `expired`.
-
-        A report older than its lifetime proves that the node is there and says nothing about now.
-        """
+        """Takes over one full report. Returns what became of it: `accepted`, `duplicate` or `expired`. A report older
+        than its lifetime proves that the node is there and says nothing about now."""
         self.left_out.at = now
         if not self.agents.has_room(report.node, self.node_addresses):
             return "no_room"

@@ -121,7 +121,7 @@ class RankRow:
 
 
 class SharedFrames:
-    """A thousand ranks stand in a few places: equal frames, stacks of them, variables and lists of ranks are kept once."""
+    """A thousand ranks stand in a few places: equal frames, stacks, variables and lists of ranks are kept once."""
 
     def __init__(self) -> None:
         self._kept: dict[Any, Any] = {}
@@ -308,10 +308,9 @@ def node_rows(found: Collected) -> tuple[documents.NodeRow, ...]:
 
 
 def follows(diagnosis: Diagnosis, incident: Incident, since_s: float) -> Diagnosis:
-    """The diagnosis as what was seen after the verdict of an incident that began `since_s` seconds before.
-
-    Of a job that stood, and makes steps or works by now, it says when that was seen: its stacks may be those of a
-    job that is well. Where it identifies no one, or another rank, it says that the verdict did."""
+    """The diagnosis as what was seen after the verdict of an incident that began `since_s` seconds before. Of a job
+    that stood, and makes steps or works by now, it says when that was seen: its stacks may be those of a job that is
+    well. Where it identifies no one, or another rank, it says that the verdict did."""
     named = {(each.node, each.rank) for each in incident.culprits if each.rank is not None}
     now = {(each.node, each.rank) for each in diagnosis.culprits if each.rank is not None}
     summary = diagnosis.summary

@@ -137,11 +137,9 @@ TRAINS = Stretch()
 
 
 def apply_step(clocks: dict[Counter, CounterClock], event: Event, at: float, stretch: Stretch = TRAINS) -> bool:
-    """Takes a step, or another count, that was logged at `at`, into its clock. Returns whether it is progress.
-
-    A lower count is a new epoch once it rises by itself, or at once where the last one was counted to its
-    end. One that was read before the newest one is an old line that came late, or again.
-    """
+    """Takes a step, or another count, that was logged at `at`, into its clock. Returns whether it is progress. A lower
+    count is a new epoch once it rises by itself, or at once where the last one was counted to its end. One that was
+    read before the newest one is an old line that came late, or again."""
     number = event.count if event.step is None else event.step
     assert number is not None
     key = counter_of(event)
@@ -288,11 +286,8 @@ def apply_loss(clocks: dict[Counter, CounterClock], event: Event, at: float) -> 
 
 
 def main_clock(clocks: dict[Counter, CounterClock]) -> CounterClock | None:
-    """The clock that gives the step, None where nothing was ever counted.
-
-    Of those that count steps, are not at their end (a bar of the data, or of an evaluation) and were not
-    left, the one that was seen to rise most often.
-    """
+    """The clock that gives the step, None where nothing was ever counted. Of those that count steps, are not at their
+    end (a bar of the data, or of an evaluation) and were not left, the one that was seen to rise most often."""
     found = main_counter(clocks)
     return None if found is None else found[1]
 

@@ -29,9 +29,8 @@ ROWS: dict[str, int] = {
     "gpu_holders": 512, "wishes": 1024, "results": 256, "problems": 64, "left_out": 64,
     "supervisors": 512, "usages": 1024, "pressures": 64, "links": 64,
 }  # fmt: skip
-"""Rows of one report. What agents send at most: 24 log files and 3,000 lines a job, 16 mounts, 48 hung
-children, 64 GPUs, 320 events of the node; a node has some dozen jobs at most
-(slurm_watchdog.agent.delivery.channel takes 512)."""
+"""Rows of one report. What agents send at most: 24 log files and 3,000 lines a job, 16 mounts, 48 hung children, 64
+GPUs, 320 events of the node; a node has some dozen jobs at most (slurm_watchdog.agent.delivery.channel takes 512)."""
 INNER = 4096  # Entries of a list within a row, such as the processes of a GPU; NVML lists no more to an agent.
 ORDER = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
 
@@ -47,12 +46,9 @@ INNER_LISTS = {
 def within_bounds(
     report: Report, left_out: LeftOut, known: Callable[[], Collection[tuple[int, int]]], nodes_of: Callable[[str], int]
 ) -> tuple[Report, Counter[str]]:  # fmt: skip
-    """The report as far as it is taken over, and of each job how many of its processes were left out.
-
-    `known` gives (pid, start ticks) of the processes of this node that are remembered: they come first, so
-    that one that is left out was never there, and no one looks dead for want of room. `nodes_of` says how
-    many nodes a job has.
-    """
+    """The report as far as it is taken over, and of each job how many of its processes were left out. `known` gives
+    (pid, start ticks) of the processes of this node that are remembered: they come first, so that one that is left out
+    was never there, and no one looks dead for want of room. `nodes_of` says how many nodes a job has."""
     node, kept = report.node, {}
     for name, limit in ROWS.items():
         rows = getattr(report, name)

@@ -353,13 +353,10 @@ def _log_starts(before: Run) -> dict[str, int]:
 
 def follow_training(run: Run, now: float, interval_s: float) -> None:
     """Where the batch script continues from one step to the next (its data, then the training), everything starts
-    again.
-
-    What was learnt of the steps before says nothing about how long the next program takes to start. The last lines
-    of the one before may come with the next report only, and from another node. A rank that cannot be killed may stay
-    of a step that was started again elsewhere; a step beside one that has all its ranks is a side step, unless that
-    one does nothing beside it, or has half as many ranks.
-    """
+    again. What was learnt of the steps before says nothing about how long the next program takes to start. The last
+    lines of the one before may come with the next report only, and from another node. A rank that cannot be killed may
+    stay of a step that was started again elsewhere; a step beside one that has all its ranks is a side step, unless
+    that one does nothing beside it, or has half as many ranks."""
     living, (newest, steps) = living_steps(run.processes), training_steps(run.processes, run.steps)
     continues = run.step_id is None or run.step_id in steps
     if not living or (not continues and run.step_id in living and not _gives_way(run, steps)):

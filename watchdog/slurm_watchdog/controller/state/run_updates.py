@@ -240,12 +240,9 @@ EARLIER_CHECKPOINTS = 32
 
 
 def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> None:
-    """The checkpoints in one directory as an agent sees them now.
-
-    One more that is complete sets the clock to when it was, as a line in the log does that says so: the step after it
-    could not begin before. One that the log has reported did that already, and one beyond the run's step is another
-    training's.
-    """
+    """The checkpoints in one directory as an agent sees them now. One more that is complete sets the clock to when it
+    was, as a line in the log does that says so: the step after it could not begin before. One that the log has reported
+    did that already, and one beyond the run's step is another training's."""
     if not run.started:
         return
     looked_at = at - max(0.0, found.looked_age_s)

@@ -84,11 +84,9 @@ class PastJobs:
             self._links.popitem(last=False)
 
     def preceded_by(self, job: SlurmJob, past: PastRun) -> tuple[str, ...]:
-        """The jobs that this one followed on: it was there when they ended, ran after them, and its steps
-        continued from theirs.
-
-        A sweep, or someone who tries again and again, begins at the first step each time and is no chain.
-        """
+        """The jobs that this one followed on: it was there when they ended, ran after them, and its steps continued
+        from theirs. A sweep, or someone who tries again and again, begins at the first step each time and is no
+        chain."""
         links: Mapping[str, _Link] = self._links.get((job.user, job.name), {})
         return tuple(
             job_id

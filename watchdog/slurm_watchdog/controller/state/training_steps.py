@@ -43,11 +43,8 @@ def training_steps(processes: Processes, known: frozenset[str | None]) -> tuple[
     """The Slurm step with the most ranks, of those that live and are not idle, and all steps whose ranks are of its
     world: side steps of the same job (a shell, a profiler) have few, and one that is over may have had more. Of two
     with as many the newer one, which has the higher number. `known`: the steps of the world so far, of which one may
-    have lost all ranks.
-
-    mpirun in a batch script starts the ranks of its own node there and the others in a step; so do launchers that use
-    ssh, and Ray has a step for its head. Such steps have one world size, and no rank twice.
-    """
+    have lost all ranks. mpirun in a batch script starts the ranks of its own node there and the others in a step; so do
+    launchers that use ssh, and Ray has a step for its head. Such steps have one world size, and no rank twice."""
     living = living_steps(processes)
     counts: dict[str | None, int] = {}
     for process, _, gone_at in processes.values():

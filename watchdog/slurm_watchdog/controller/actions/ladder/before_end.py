@@ -214,8 +214,7 @@ def _ended_without_saving(at: Observed) -> Move:
 
 
 def _ended_by_our_signal(at: Observed) -> bool:
-    """Whether the run was ended by a signal that is known to be sent, in a loop that hung: it lost
-    nothing by that."""
+    """Whether the run was ended by a signal that is known to be sent, in a loop that hung: it lost nothing by that."""
     assert at.job is not None
     signalled = any(
         r.operation is not Operation.WRITE_KILL_SWITCH and r.outcome is OperationOutcome.DONE

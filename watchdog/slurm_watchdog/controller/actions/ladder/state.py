@@ -153,12 +153,11 @@ def steps_lost(
     by_epochs: bool = False,
     unseen: int = UNSEEN,
 ) -> StepsLost:
-    """What a restart cost. The old run logged `last_step` last, a line every `stride` steps, the new one
-    `first_step` first, a line every `next_stride`; `loaded_step` is the newest complete checkpoint that is
-    known. It continues from there if its first line fits, else from somewhere before that line, or from the
-    checkpoint if a few lines before it may have been missed; without a known checkpoint these lines make a
-    range. `by_epochs`: it counts by epochs, and may have
-    begun one of them again in its log alone (ignite, fastai), so that nothing is known to be lost unless that
+    """What a restart cost. The old run logged `last_step` last, a line every `stride` steps, the new one `first_step`
+    first, a line every `next_stride`; `loaded_step` is the newest complete checkpoint that is known. It continues from
+    there if its first line fits, else from somewhere before that line, or from the checkpoint if a few lines before it
+    may have been missed; without a known checkpoint these lines make a range. `by_epochs`: it counts by epochs, and may
+    have begun one of them again in its log alone (ignite, fastai), so that nothing is known to be lost unless that
     checkpoint fits. `unseen`: lines before its first one that may have been missed."""
     pace = max(1, stride, next_stride)  # the new run has written too few lines to show it
     earliest, latest = max(0, first_step - pace), max(0, first_step - 1)

@@ -152,7 +152,8 @@ class DecisionInputs:
     def context(self, now: float) -> TickContext:
         """What is the same for every incident at this moment (monotonic). Raises JournalError."""
         nodes = self._cluster.agents.known()
-        active = [job for job in self._cluster.jobs.values() if job.state in RUNNING]
+        jobs = self._cluster.jobs.values()
+        active = [job for job in jobs if job.state in RUNNING]
         wall = self._wall()
         cooldown_s = self.config.policy.storm_cooldown
         self._storm_of = {uid: at for uid, at in self._storm_of.items() if now - at <= cooldown_s}
@@ -168,7 +169,7 @@ class DecisionInputs:
             nodes_silent=len(nodes) - len(self._cluster.agents.reporting(now)),
             drained_by_us=len(self._journal.node_entries("drained")),
             users_running=len({job.uid for job in active}),
-            in_trouble=in_trouble(self._judgement.incidents, self._cluster.owner_of),
+            in_trouble=in_trouble(self._judgement.incidents, {each.job_id: each.uid for each in jobs}.get),
             crash_loops={
                 job_id: each.summary
                 for each in reversed(self._judgement.incidents)

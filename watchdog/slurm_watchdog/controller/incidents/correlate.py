@@ -98,18 +98,14 @@ def correlate(
     bad = {subject for subject, finding in by_subject.items() if finding.truth is Truth.BAD}
     causes = _by_what_they_explain(after, moment)
     ended = (*settled, *(incident for incident in after if incident.state is IncidentState.RESOLVED))
-    inhibited = [
-        incident
-        if incident.state is IncidentState.RESOLVED  # what was explained to its end is no news
-        else _in_aftermath(
-            _inhibit(incident, causes.get(incident.kind, ()), suspected, moment),
-            incident.inhibited_by,
-            ended,
-            moment,
-        )
-        for incident in after
-    ]
-    return [_fire(incident, moment) if (incident.kind, incident.subject) in bad else incident for incident in inhibited]
+    found = []
+    for incident in after:
+        if incident.state is not IncidentState.RESOLVED:  # what was explained to its end is no news
+            explained_by = incident.inhibited_by
+            incident = _inhibit(incident, causes.get(incident.kind, ()), suspected, moment)
+            incident = _in_aftermath(incident, explained_by, ended, moment)
+        found.append(_fire(incident, moment) if (incident.kind, incident.subject) in bad else incident)
+    return found
 
 
 def _open(finding: Finding, moment: CorrelateContext, incident_id: str) -> Incident:
@@ -167,7 +163,9 @@ def _update(incident: Incident, finding: Finding | None, moment: CorrelateContex
         return _resolve(incident, moment, "the run that it was about has ended")
     if finding is None:
         heard = incident.pending_mono if incident.heard_mono is None else incident.heard_mono
-        waits = moment.blind or _is_unheard(incident, moment)
+        # That no one speaks of a node that Slurm has and that does not report says nothing.
+        named = {each.node for each in incident.culprits if each.node} | {incident.subject.removeprefix("node:")}
+        waits = moment.blind or not named.isdisjoint(moment.unheard_nodes)
         if (by_hardware or not incident.runs) and not waits and moment.mono - heard > FORGET_AFTER_S:
             return _resolve(
                 incident, moment, "no finding about it for 1 h, and its node reports or is no longer in Slurm"
@@ -193,12 +191,6 @@ def _update(incident: Incident, finding: Finding | None, moment: CorrelateContex
     if moment.mono - since >= moment.resolve_after_s:
         return _resolve(incident, moment, mask_words(finding.summary))
     return replace(incident, clear_mono=since, **NOT_ACTIONABLE)
-
-
-def _is_unheard(incident: Incident, moment: CorrelateContext) -> bool:
-    """Whether it is about a node that Slurm has and that does not report: that no one speaks of it says nothing."""
-    named = {each.node for each in incident.culprits if each.node} | {incident.subject.removeprefix("node:")}
-    return not named.isdisjoint(moment.unheard_nodes)
 
 
 def _with_ranks(named: tuple[Culprit, ...], before: tuple[Culprit, ...]) -> tuple[Culprit, ...]:

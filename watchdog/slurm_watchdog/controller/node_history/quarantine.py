@@ -168,16 +168,12 @@ def objection_of_events(events: Sequence[NodeEvent]) -> str | None:
     standing = [each for each in events if strength_of(each.kind) > 0 and not each.withdrawn_why]
     if not any(each.at > last for each in standing):
         return "nothing has happened on it since it was returned to service"
-    users = {"" if _is_of_node(each) else each.chain.partition("/")[0] for each in standing}
+    of_node = (Subject.NODE, Subject.GPU)  # what was seen of the node itself
+    own = {each.key for each in standing if each.kind not in OWN_KINDS and spec_of(each.kind).subject in of_node}
+    users = {"" if each.key in own else each.chain.partition("/")[0] for each in standing}
     if len(users) > 1 or "" in users:
         return None
     return "all that it did was in jobs of one user, and a program can do that: a person has to look"
-
-
-def _is_of_node(event: NodeEvent) -> bool:
-    """Whether it was seen of the node itself."""
-    own = event.kind in OWN_KINDS
-    return not event.chain if own else spec_of(event.kind).subject in (Subject.NODE, Subject.GPU)
 
 
 def verdict(since_at: float, events: Iterable[NodeEvent]) -> NodeEvent | None:

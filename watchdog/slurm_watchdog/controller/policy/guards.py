@@ -214,13 +214,10 @@ def _hours(s: PolicyInput) -> str | None:
 
 
 def _cooldown(s: PolicyInput) -> str | None:
-    last = max((d.decided_at for d in s.recent if _is_about(d, s)), default=None)
-    if last is not None and s.now_wall - last < s.rule.cooldown:
-        return (
-            f"the last action on this {_what(s)} was {(s.now_wall - last) / 60:.0f} min ago (cooldown "
-            f"{s.rule.cooldown / 60:.0f} min)"
-        )
-    return None
+    ago_s = s.now_wall - max((d.decided_at for d in s.recent if _is_about(d, s)), default=float("-inf"))
+    if ago_s >= s.rule.cooldown:
+        return None
+    return f"the last action on this {_what(s)} was {ago_s / 60:.0f} min ago (cooldown {s.rule.cooldown / 60:.0f} min)"
 
 
 def _budget(s: PolicyInput) -> str | None:
@@ -295,18 +292,15 @@ def _crash_loop(s: PolicyInput) -> str | None:
 def is_held(s: PolicyInput) -> bool:
     """Whether a job that a restart does not help is requeued and then stays held: it keeps no nodes any more, and runs
     again when a person releases it."""
-    held = s.why_held is not None and s.job is not None and Rung.REQUEUE in s.rule.ladder
-    return held and s.job is not None and why_not(Rung.REQUEUE, s.job, s.supervisor) is None
+    held = s.job if s.why_held is not None and Rung.REQUEUE in s.rule.ladder else None
+    return held is not None and why_not(Rung.REQUEUE, held, s.supervisor) is None
 
 
 def _exclusions(s: PolicyInput) -> str | None:
-    if s.job is not None and s.rule.exclude_nodes:
-        total = len({*s.job.excluded_nodes, *s.incident.exclude_nodes})
-        if s.incident.exclude_nodes and total > s.config.policy.max_excluded_nodes:
-            return (
-                f"the job would have {total} excluded nodes, at most {s.config.policy.max_excluded_nodes} are allowed"
-            )
-    return None
+    if s.job is None or not s.rule.exclude_nodes or not s.incident.exclude_nodes:
+        return None
+    total, most = len({*s.job.excluded_nodes, *s.incident.exclude_nodes}), s.config.policy.max_excluded_nodes
+    return f"the job would have {total} excluded nodes, at most {most} are allowed" if total > most else None
 
 
 GUARDS: tuple[tuple[str, Guard], ...] = (

@@ -231,10 +231,15 @@ class ClusterState:
         report, dropped = of_owners(report, self._job_of)
         self.dropped += dropped
         processes = self._processes
-        report, missing = within_bounds(report, self.left_out, lambda: processes.known_on(report.node), self._nodes_of)
+        known = lambda: processes.known_on(report.node)  # noqa: E731
+        nodes_of = lambda job_id: 1 if (run := self._run(job_id)) is None else len(run.job.nodes)  # noqa: E731
+        report, missing = within_bounds(report, self.left_out, known, nodes_of)
         processes.apply(report, made_at)
         processes.note_unlisted(report, missing)
-        self._note_wishes(report.wishes)
+        for wish in report.wishes:  # ranks of one node that ask for nothing take back no wish read on another one
+            before = self._wishes.get(wish.job_id)
+            if wish.variables or before is None or before.restarts != wish.restarts:
+                self._wishes[wish.job_id] = wish
         for supervisor in self.supervisors.apply(report, made_at, self._job_of):
             if (run := self._run(supervisor.job_id)) is not None:
                 follow_start(run, supervisor.status, made_at, report.interval_s)
@@ -260,10 +265,6 @@ class ClusterState:
             main = None if run is None else main_counter(run.clocks)
             if run is not None and main is not None and (node, main[0][0]) in run.logs:
                 run.unread[node] = made_at
-
-    def _nodes_of(self, process_job_id: str) -> int:
-        run = self._run(process_job_id)
-        return 1 if run is None else len(run.job.nodes)
 
     def _job_of(self, process_job_id: str) -> SlurmJob | None:
         """The job that agents know by this id, as Slurm listed it last."""
@@ -291,18 +292,6 @@ class ClusterState:
     def address_of(self, node: str) -> str | None:
         """The address that Slurm has for a node, as of its newest listing; None for a node that it does not list."""
         return self.node_addresses.get(node)
-
-    def owner_of(self, job_id: str) -> int | None:
-        """The uid of a job's owner, as Slurm says; None for a job that it does not list."""
-        job = self.jobs.get(job_id)
-        return None if job is None else job.uid
-
-    def _note_wishes(self, wishes: Iterable[JobDirectives]) -> None:
-        """Ranks of one node that ask for nothing take back no wish that was read on another one."""
-        for wish in wishes:
-            before = self._wishes.get(wish.job_id)
-            if wish.variables or before is None or before.restarts != wish.restarts:
-                self._wishes[wish.job_id] = wish
 
     def variables_of(self, job: SlurmJob) -> dict[str, str]:
         """What the environment of this run of the job asks of the watchdog; empty if nothing, or not known."""

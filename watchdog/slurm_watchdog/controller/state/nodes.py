@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import product
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -47,10 +46,6 @@ FAST_S, SLOW_S = 60.0, 7200.0  # Time constants of the averages: now, and usuall
 SETTLED_LOOKS = 6  # Busy looks before an average says anything: half a minute at the default interval.
 CORRECTIONS = ("ecc_corrected", "pcie_replays", "nvlink_errors")
 """Counters of a GPU that rise when something is put right."""
-SAME_CORRECTIONS: Mapping[tuple[int | None, ...], tuple[int | None, ...]] = {
-    each: each for each in product((None, 0), repeat=len(CORRECTIONS))
-}
-"""What most GPUs say of them, held once: 64 bytes each."""
 RISE_BREAK_S = 900.0
 SAME_XID_S = 60.0  # NVML and the kernel's log tell the same Xid of the same GPU within this time: it is one fault.
 
@@ -315,7 +310,6 @@ def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
             past.ecc_rose_at = now
         past.ecc_uncorrected = gpu.ecc_uncorrected
     corrections: tuple[int | None, ...] = (gpu.ecc_corrected, gpu.pcie_replays, gpu.nvlink_errors)
-    corrections = SAME_CORRECTIONS.get(corrections, corrections)
     if corrections != past.corrections or past.rising:
         past.corrections = corrections
         _note_corrections(past, now)
@@ -364,12 +358,8 @@ def _note_corrections(past: _Past, now: float) -> None:
             rising[counter] = replace(rise, last_at=now, times=rise.times + 1)
         elif rise is not None and now - rise.last_at > RISE_BREAK_S:
             del rising[counter]
-    if None not in past.corrections:
-        past.counters = past.corrections
-    else:
-        past.counters = tuple(
-            before if value is None else value for before, value in zip(past.counters, past.corrections, strict=True)
-        )
+    pairs = zip(past.counters, past.corrections, strict=True)
+    past.counters = tuple(before if value is None else value for before, value in pairs)
     past.rising = rising or NOTHING
 
 

@@ -117,8 +117,10 @@ def note_event(run: Run, node: str, event: Event, made_at: float) -> None:
     if event.kind is EventKind.ERROR or event.loss_is_no_number:
         run.restless = True
     if at < run.valid_from or not run.started:
-        if not event.backlog:
-            _note_of_run_before(run, node, at, event)
+        if event.kind is EventKind.ERROR and not event.backlog:
+            note_last_words(run, node, at, event)
+        elif event.kind is EventKind.PROGRESS and event.step is not None and not event.backlog:
+            note_last_steps(run, event, at)
         return
     its_own = run.unseen and event.kind is EventKind.ERROR and _is_named_after(event.source, run.job)
     of_run_before = event.kind is EventKind.ERROR or (event.kind is EventKind.PROGRESS and run.job.restarts > 0)
@@ -139,13 +141,6 @@ def note_event(run: Run, node: str, event: Event, made_at: float) -> None:
         rose_at = clock.rose_at if clock is not None and clock.seen > 1 else None
         if not run.errors.add(node, at, event, rose_at):
             run.left_out.note("error_ranks", run.name)
-
-
-def _note_of_run_before(run: Run, node: str, at: float, event: Event) -> None:
-    if event.kind is EventKind.ERROR:
-        note_last_words(run, node, at, event)
-    elif event.kind is EventKind.PROGRESS and event.step is not None:
-        note_last_steps(run, event, at)
 
 
 def _note_saved(run: Run, node: str, event: Event, at: float) -> None:

@@ -167,8 +167,11 @@ class Runs:
                 mark_unseen(run)
             run.inactive_since = now if run.inactive_since is None else run.inactive_since
             run.job = job
-        if job.held and job.state in WAITING and job.job_id in self._runs:
-            _note_held(self._runs[job.job_id])
+        run = self._runs.get(job.job_id)
+        last = run.past[-1] if job.held and job.state in WAITING and run is not None and run.past else None
+        # A requeue of ours holds the job for a moment, too: that says nothing of the run before.
+        if run is not None and last is not None and last.touched_at is None and not last.held_after:
+            run.amend_last(held_after=True)
 
     def _begin(self, job: SlurmJob, now: float, before: Run | None, wall: float | None) -> Run:
         run = self._runs[job.job_id] = new_run(job, now, before, wall, self._left_out)
@@ -296,13 +299,6 @@ class Runs:
                 run=past,
                 past=run.past,
             )
-
-
-def _note_held(run: Run) -> None:
-    """A requeue of ours holds the job for a moment, too: that says nothing of the run before."""
-    last = run.past[-1] if run.past else None
-    if last is not None and last.touched_at is None and not last.held_after:
-        run.amend_last(held_after=True)
 
 
 def _continue(run: Run, job: SlurmJob, now: float, wall: float | None) -> None:

@@ -28,7 +28,9 @@ def before_end(at: Observed) -> Move:
         if at.stage is Stage.FINISHED:
             if at.job is not None and at.job.starts_again:
                 return Wait(reason="the job has ended on its own, and is being started again")
-            return at.give_up(f"{_how_it_ended(at)} before anything was done; it is not run again")
+            state = "" if at.job is None else at.job.state
+            outside = f"was ended outside the watchdog ({state})" if state in ENDED_FROM_OUTSIDE else "ended on its own"
+            return at.give_up(f"the job {outside} before anything was done; it is not run again")
         if _makes_steps_again(at):
             return at.give_up("the job makes steps again: it is left alone", needless=True)
         if (kept := _kept(at)) is not None:
@@ -79,16 +81,6 @@ def _kept(at: Observed) -> Move | None:
     if at.job.kept_from_queue and ways and not set(ways) - RUN_AGAIN:
         return at.give_up(f"{at.job.kept_from_queue}: it is left as it is")
     return None
-
-
-def _how_it_ended(at: Observed) -> str:
-    """`the job ended on its own`, unless Slurm's word says who ended it."""
-    state = "" if at.job is None else at.job.state
-    return (
-        f"the job was ended outside the watchdog ({state})"
-        if state in ENDED_FROM_OUTSIDE
-        else "the job ended on its own"
-    )
 
 
 def _next_rung(at: Observed) -> Move:

@@ -151,16 +151,11 @@ def options_for(job: SlurmJob, exclude: Sequence[str], mark: str) -> tuple[str, 
         "qos": job.qos,
         "reservation": job.reservation,
         "nodes": str(job.node_count) if job.node_count else "",
-        "time": _minutes(job.time_limit_s),
+        "time": "" if job.time_limit_s is None else str(max(1, -int(-job.time_limit_s // 60))),  # minutes, rounded up
         "nodelist": ",".join(job.required_nodes),
         "exclude": ",".join(dict.fromkeys((*job.excluded_nodes, *exclude))),
     }
     return (*options, *(f"--{name}={value}" for name, value in given.items() if value))
-
-
-def _minutes(seconds: float | None) -> str:
-    """As sbatch takes it, rounded up: minutes."""
-    return "" if seconds is None else str(max(1, -int(-seconds // 60)))
 
 
 TARGETS: dict[str, tuple[SignalTo, str]] = {

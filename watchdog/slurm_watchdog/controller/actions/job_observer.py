@@ -209,25 +209,19 @@ class JobObserver:
         self._refused = self._unread = ""
         try:
             job = await self._tools.slurm.read_job(self._job_id)
+            if job is None or (not job.unsure and is_known(job.state)):
+                self._unread_since = None
+                return True, job
+            self._unread = job.unsure or f"Slurm has the job as {job.state}, which is not known here"
         except SlurmRefused as error:
             log.warning("job %s cannot be read: %s", self._job_id, error)
             self._refused = str(error)
             return False, None
         except SlurmUnavailable as error:
             log.warning("job %s cannot be read: %s", self._job_id, error)
-            return self._not_read(str(error) if error.answered else "")
-        if job is not None and (job.unsure or not is_known(job.state)):
-            return self._not_read(job.unsure or f"Slurm has the job as {job.state}, which is not known here")
-        self._unread_since = None
-        return True, job
-
-    def _not_read(self, why: str) -> tuple[bool, None]:
-        """Slurm's answer is of no use for this reason; empty: there was none."""
-        self._unread = why
-        if not why:
-            self._unread_since = None
-        elif self._unread_since is None:
-            self._unread_since = clock.monotonic()
+            self._unread = str(error) if error.answered else ""
+        since = clock.monotonic() if self._unread_since is None else self._unread_since
+        self._unread_since = since if self._unread else None
         return False, None
 
     def _saved_step(self, run: ActionRun, view: JobView | None) -> int | None:

@@ -60,7 +60,9 @@ def is_announced(incident: Incident) -> bool:
 def health(seen: HealthInputs) -> Health:
     """The judgement."""
     view = seen.view
-    blind = _all_blind(seen)
+    age_s, blind = view.slurm_age_s, None
+    if age_s is None or age_s > seen.slurm_patience_s or view.slurm_excused:  # no job can be judged at all
+        blind = JobHealth(not_judged=NotJudged.SLURM_UNREACHABLE, reason="Slurm does not answer", todo="scontrol ping")
     seen = replace(seen, restarting=seen.restarting | restarting_jobs(view))
     sight = job_context(seen, blind)
     jobs = tuple(job_health(job, sight) for job in view.jobs)
@@ -81,14 +83,6 @@ def health(seen: HealthInputs) -> Health:
         reasons=tuple(reasons),
         jobs=jobs,
     )
-
-
-def _all_blind(seen: HealthInputs) -> JobHealth | None:
-    """Why no job can be judged at all."""
-    age_s = seen.view.slurm_age_s
-    if age_s is None or age_s > seen.slurm_patience_s or seen.view.slurm_excused:
-        return JobHealth(not_judged=NotJudged.SLURM_UNREACHABLE, reason="Slurm does not answer", todo="scontrol ping")
-    return None
 
 
 def _incidents(seen: HealthInputs) -> Iterable[Reason]:

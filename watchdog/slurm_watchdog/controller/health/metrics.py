@@ -246,7 +246,7 @@ class ControllerMetrics:
     def show_certificates(self, expires: Callable[[], Mapping[str, float]]) -> None:
         """`expires` gives when our certificates end, by name, in seconds since the epoch; the names never change."""
         for name in expires():
-            self.certificate_expiry.labels(name).set_function(partial(_expiry, expires, name))
+            self.certificate_expiry.labels(name).set_function(partial(lambda each: expires()[each], name))
 
     def show(
         self,
@@ -326,10 +326,6 @@ class ControllerMetrics:
 
     def text(self) -> bytes:
         return generate_latest(self.registry) + generate_latest(self._counters)
-
-
-def _expiry(expires: Callable[[], Mapping[str, float]], name: str) -> float:
-    return expires()[name]
 
 
 def _new(kind: type[M], registry: CollectorRegistry, name: str, text: str, *labels: str) -> M:

@@ -121,22 +121,19 @@ class Agents:
         self._registered += 1
         if before is None:
             self._names = ()
+        # What reports of changes may build on; where it is too much to be kept each has to be whole.
+        whole = delta_base(report) if len(report.processes) <= MAX_BASE_ROWS else None
+        if whole is None:
+            self._left_out.note("report_base", report.node, len(report.processes))
         self._agents[report.node] = _Agent(
             boot_id=report.boot_id,
             agent_id=report.agent_id,
             sequence=report.sequence,
             reported_at=max(made_at, before.reported_at) if before is not None else made_at,
-            whole=self._base(report),
+            whole=whole,
             bytes=before.bytes if before is not None else 0,
         )
         return True
-
-    def _base(self, report: Report) -> Report | None:
-        """What reports of changes may build on; None where it is too much to be kept: then each has to be whole."""
-        if len(report.processes) <= MAX_BASE_ROWS:
-            return delta_base(report)
-        self._left_out.note("report_base", report.node, len(report.processes))
-        return None
 
     def excuse(self, node: str, now: float) -> None:
         """This node does not count as silent: nothing is known of an agent there that should have reported."""

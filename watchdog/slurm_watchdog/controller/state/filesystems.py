@@ -73,7 +73,9 @@ class Filesystems:
                 same_device = probe.device is None or filesystem.device in (None, probe.device)
                 same = same_device and filesystem.boot_id in (None, boot_id)
                 filesystem.answers[node, probe.uid] = (probe, now, same)
-                _bound(filesystem.answers, node)
+                mine = [each for each in filesystem.answers if each[0] == node]
+                if len(mine) > MAX_USERS_ASKED:
+                    del filesystem.answers[min(mine, key=lambda each: filesystem.answers[each][1])]
 
     def views(self, blocked: Iterable[tuple[ProcessView, str]], now: float) -> Iterable[FilesystemView]:
         """All of them, with those of `blocked` (processes and the boot ids of their nodes) that wait on each."""
@@ -122,13 +124,6 @@ class Filesystems:
         if filesystem is not None:
             filesystem.nodes.clear()
             filesystem.answers.clear()
-
-
-def _bound(answers: dict[tuple[str, int | None], tuple[MountProbe, float, bool]], node: str) -> None:
-    """Of one node the newest MAX_USERS_ASKED words."""
-    mine = [key for key in answers if key[0] == node]
-    if len(mine) > MAX_USERS_ASKED:
-        del answers[min(mine, key=lambda key: answers[key][1])]
 
 
 def is_local(device: str | None, fs_type: str | None) -> bool:

@@ -50,8 +50,10 @@ class ProcessRates:
         self._note_work(process, now)
         if (process.blocked is not None or process.state == "D") and _waits_for_a_moment(process):
             self.storage_at = now
-        if process.cpu_s <= 0.0:
-            self._note_state(process.state, now)
+        if process.cpu_s <= 0.0 and process.state in ("S", "I"):
+            self.asleep, self.asleep_at = self.asleep + 1, self.asleep_at if self.asleep else now
+        elif process.cpu_s <= 0.0:
+            self.ran, self.asleep = self.ran + (process.state == "R"), 0
         elapsed_s = now - self.at
         if elapsed_s < RATE_S:
             return
@@ -81,12 +83,6 @@ class ProcessRates:
         moved_bytes = (process.io_bytes or 0) - (before_bytes or 0) if counted else 0
         if process.cpu_s - before_cpu_s > WORKS_CPU * passed_s or moved_bytes > WORKS_BYTES_S * passed_s:
             self.worked_at = now
-
-    def _note_state(self, state: str, now: float) -> None:
-        if state not in ("S", "I"):
-            self.ran, self.asleep = self.ran + (state == "R"), 0
-            return
-        self.asleep, self.asleep_at = self.asleep + 1, self.asleep_at if self.asleep else now
 
     def _by_state(self, now: float) -> float | None:
         """None: no one knows. A process that sleeps at every look anyway says nothing by sleeping."""

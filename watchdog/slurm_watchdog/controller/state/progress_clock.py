@@ -169,7 +169,9 @@ def apply_step(clocks: dict[Counter, CounterClock], event: Event, at: float, str
         if event.step is not None and (not clock.losses or clock.losses[-1].step != event.step):
             add_loss(clock, event, at)
         return False
-    if _epoch_ended(clock, event, number):
+    total = event.total_steps
+    # At its end, and at its beginning now: the next epoch of the same length.
+    if total is not None and total == clock.total_steps and clock.count >= 0.9 * total and number <= 0.1 * total:
         clock.first_step, clock.begun_anew = event.step or 0, clock.begun_anew + 1
         _rise(clock, event, number, at, stretch)
         return True
@@ -256,12 +258,6 @@ def _rise(clock: CounterClock, event: Event, number: float, at: float, stretch: 
     clock.seen += 1
     clock.rose += 1
     clock.total_steps = event.total_steps or clock.total_steps
-
-
-def _epoch_ended(clock: CounterClock, event: Event, number: float) -> bool:
-    """Whether the count was at its end and is at its beginning now: the next epoch of the same length."""
-    total = event.total_steps
-    return total is not None and total == clock.total_steps and clock.count >= 0.9 * total and number <= 0.1 * total
 
 
 def _reset(clock: CounterClock, event: Event, number: float, at: float) -> CounterClock:

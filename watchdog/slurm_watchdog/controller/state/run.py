@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -248,6 +247,7 @@ def past_run(run: Run, now: float) -> PastRun:
     progress = read_progress(run.clocks, None, run.grace_from, now)
     last_step = progress.step if progress is not None and progress.step_known else None
     last_increase_age_s = None if progress is None else progress.last_increase_age_s
+    ranks = [process for process, _, _ in run.processes.values() if process.role is Role.RANK]
     return PastRun(
         restarts=run.job.restarts,
         began_at=run.began_at,
@@ -271,16 +271,11 @@ def past_run(run: Run, now: float) -> PastRun:
         touched_at=run.touched_at,
         errors=tuple(logged_error(event, node, at) for node, at, event in run.errors.lines),
         error_ranks=run.errors.ranks_by_pattern(),
-        ranks=_world(process for process, _, _ in run.processes.values() if process.role is Role.RANK),
+        # Those that were seen, or as many as their world size says.
+        ranks=max([len({rank.rank for rank in ranks}), *(rank.world_size or 0 for rank in ranks)]),
         seats=_seats(run),
         batch_host=run.job.batch_host,
     )
-
-
-def _world(ranks: Iterable[Process]) -> int:
-    """How many ranks there are: those that were seen, or as many as their world size says."""
-    seen = list(ranks)
-    return max([len({rank.rank for rank in seen}), *(rank.world_size or 0 for rank in seen)])
 
 
 def _seats(run: Run) -> tuple[RankLocation, ...]:

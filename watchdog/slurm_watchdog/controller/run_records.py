@@ -48,9 +48,7 @@ class RunRecords:
             before = self._known.get(key)
             if before is not None and before.ended_at is not None and found.ended_at is not None:
                 continue
-            if (
-                before is None
-            ):  # what was before is not known of a run that was under way: its first look is no first step
+            if before is None:  # of a run that was under way the first look is no first step
                 at = wall if found.ended_at is None else found.watched_from
                 found = replace(found, watched_from=None if at is None or at - found.began_at <= LATE_S else at)
             record = found if before is None else merged(before, found)

@@ -7,6 +7,7 @@ more when it is over. What a controller before this one wrote of it is kept (slu
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -56,13 +57,10 @@ class RunRecords:
             is_due = view.now - self._written_at.get(key, float("-inf")) >= WRITE_EVERY_S
             if is_due or record.ended_at is not None or before is None:
                 self._written_at[key] = view.now
-                self._save(record)
+                self._writer.write_or_queue(partial(self._journal.run_records.save, record))
         for key in [key for key, each in self._known.items() if each.seen_at < wall - REMEMBERED_S]:
             self._known.pop(key)
             self._written_at.pop(key, None)
-
-    def _save(self, record: RunRecord) -> None:
-        self._writer.write_or_queue(lambda: self._journal.run_records.save(record))
 
 
 def records_of(view: ClusterView, wall: float) -> Iterator[RunRecord]:

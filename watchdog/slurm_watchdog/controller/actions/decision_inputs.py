@@ -4,6 +4,7 @@ same Decider with a journal in memory and an executor that only writes down."""
 from __future__ import annotations
 
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -158,7 +159,10 @@ class DecisionInputs:
         cooldown_s = self.config.policy.storm_cooldown
         self._storm_of = {uid: at for uid, at in self._storm_of.items() if now - at <= cooldown_s}
         self._decided_mono = {each: at for each, at in self._decided_mono.items() if now - at < HISTORY_S}
-        paused = self._journal.paused()
+        paused, faults = self._journal.paused(), defaultdict[str, list[Incident]](list)
+        for each in self._judgement.incidents:
+            for node in each.exclude_nodes if each.kind in HARDWARE_FAULTS else ():
+                faults[node].append(each)
         return TickContext(
             now_wall=wall,
             paused=None if paused is None else (paused[0] or "no reason given"),
@@ -180,7 +184,7 @@ class DecisionInputs:
             suspects=suspect_nodes(self._judgement.incidents),
             outages=tuple(each for each in self._judgement.incidents if each.kind == IncidentKind.FILESYSTEM_OUTAGE),
             full=tuple(each for each in self._judgement.incidents if each.kind == IncidentKind.DISK_FULL),
-            faults=_by_node(each for each in self._judgement.incidents if each.kind in HARDWARE_FAULTS),
+            faults=faults,
         )
 
     def _undated(self, decision: Decision, wall: float, now: float) -> Decision:
@@ -242,12 +246,8 @@ class DecisionInputs:
 
     def rule(self, kind: str, job: SlurmJob | None) -> Rule:
         """What the administrator permits, and of that what the job's owner wants."""
-        rule = rule_for(self.config, kind, job)
-        return (
-            rule
-            if job is None or kind == IncidentKind.OPERATOR_RESTART
-            else permit(rule, self._paths.directives_of(job))
-        )
+        rule, asked = rule_for(self.config, kind, job), kind == IncidentKind.OPERATOR_RESTART
+        return rule if job is None or asked else permit(rule, self._paths.directives_of(job))
 
     def _turns(self, kind: str, view: JobView | None) -> bool | None:
         """Whether the job's loop turns: by what the incident says, else by its steps. Someone who asks for a
@@ -266,15 +266,6 @@ def subject_of(decision: Decision) -> str:
     if process is not None:
         return f"{process.node}/{process.pid}"
     return "" if fence is None else f"{fence.job_id}.{fence.restarts}"
-
-
-def _by_node(incidents: Iterable[Incident]) -> dict[str, list[Incident]]:
-    """Node -> the incidents that would exclude it."""
-    found: dict[str, list[Incident]] = {}
-    for incident in incidents:
-        for node in incident.exclude_nodes:
-            found.setdefault(node, []).append(incident)
-    return found
 
 
 def _mounts_of(incident: Incident, others: Iterable[Incident]) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ class JobObserver:
             self._total_steps, self._stride = before.progress.total_steps, before.progress.widest_stride
         if before is not None and before.checkpoint is not None:
             self._saved = max(self._saved or 0, before.checkpoint.step)
-        loaded_step = self._loaded_step(after)
+        loaded_step, expired = self._loaded_step(after), self._expired_exclusions(job)
         return Observed(
             decision=run.decision,
             limits=self._tools.limits,
@@ -114,9 +114,9 @@ class JobObserver:
             behind=() if job is None else jobs_behind(job, self._tools.state.jobs.values()),
             freed=self._freed(run, job),
             left_alone="" if job is None else self._tools.why_left_alone(job),
-            exclude_objection=self._exclude_objection(job),
+            exclude_objection=self._exclude_objection(job, expired),
             loop_stuck=self._tools.loop_stuck(self._job_id),
-            expired_exclusions=self._expired_exclusions(job),
+            expired_exclusions=expired,
             supervisor=supervisor,
             in_place_objection=why_not_in_place(supervisor),
             unseen_lines=self._unseen_lines(job, new_step),
@@ -184,13 +184,12 @@ class JobObserver:
         listed_at = self._tools.state.slurm_at
         return listed_at is not None and listed_at > self._submission_noticed + self._tools.config.slurm.deadline
 
-    def _exclude_objection(self, job: SlurmJob | None) -> str | None:
+    def _exclude_objection(self, job: SlurmJob | None, ended: tuple[str, ...]) -> str | None:
         """Why the decision's nodes must not be kept from the job as the cluster is now. Those that it is kept from
-        already count."""
+        already count, but those of `ended`."""
         exclude = self._decision.exclude
         if job is None or not exclude:
             return None
-        ended = self._expired_exclusions(job)
         job = replace(job, excluded_nodes=tuple(node for node in job.excluded_nodes if node not in ended))
         return objection_to_excluding(job, exclude, self._tools.state.slurm_nodes)
 

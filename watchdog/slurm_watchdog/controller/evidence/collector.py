@@ -247,8 +247,7 @@ class Collector:
             raise
         finally:
             found.rows, found.packed, found.settings, found.dumps, found.ras, found.shared = [], [], {}, {}, None, None
-            found.known = ()
-            found.addresses = {}
+            found.known, found.addresses = (), {}
             found.took_s = clock.monotonic() - found.began
             found.finished.set()
             self._is_over(found)
@@ -341,7 +340,7 @@ class Collector:
         """Writes what a node said, and keeps of it what the vote needs. A node speaks for itself only."""
         if evidence.node != node:
             evidence = replace(evidence, node=node)
-        packed = await asyncio.to_thread(_pack, evidence)
+        packed = await asyncio.to_thread(lambda: pack(msgspec.json.encode(evidence)))
         if found.incident_id is not None:
             self.store.keep(found, "node", packed)
         else:
@@ -367,14 +366,10 @@ class Collector:
         self._cluster.runs.add_records(
             found.job.job_id, found.job.restarts, gathered.collectives, found.began, own_words_of(found, view, now), now
         )
-        cluster = self._view(now)
+        cluster, limits = self._view(now), self._judgement.hang_limits(view)
+        blocked_s, limit_s = blocked_limit_s(cluster, view, self._filesystem_stall), self._judgement.limits_s
         found.diagnosis = diagnose(
-            cluster,
-            view,
-            gathered,
-            blocked_for_s=blocked_limit_s(cluster, view, self._filesystem_stall),
-            limits=self._judgement.hang_limits(view),
-            limit_s=self._judgement.limits_s.get(view.job.job_id),
+            cluster, view, gathered, blocked_for_s=blocked_s, limits=limits, limit_s=limit_s.get(view.job.job_id)
         )
         if found.incident_id is None:
             return
@@ -394,11 +389,7 @@ class Collector:
     def _announce(self, incident_ids: Iterable[str], diagnosis: Diagnosis) -> None:
         """Says once what the evidence tells, with one of its incidents that people know of: that of its own kind, if
         there is one."""
-        known = [
-            incident
-            for each in incident_ids
-            if (incident := self._judgement.incidents.get(each)) is not None and is_announced(incident)
-        ]
+        known = list(filter(is_announced, filter(None, map(self._judgement.incidents.get, incident_ids))))
         incident = next((each for each in known if each.kind == diagnosis.kind), known[0] if known else None)
         if incident is None:
             return
@@ -422,7 +413,3 @@ class Collector:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _pack(evidence: NodeEvidence) -> str:
-    return pack(msgspec.json.encode(evidence))

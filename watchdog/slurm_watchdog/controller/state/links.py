@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.node_view import LinkView, Rise
 from slurm_watchdog.model.observations import Link
 
@@ -86,12 +87,6 @@ def _look(past: _Past, link: Link, now: float) -> None:
 def _view(past: _Past, now: float) -> LinkView:
     past.went_down = [at for at in past.went_down if now - at <= FLAP_S]
     rising = past.rising if past.rising is not None and now - past.rising.last_at <= RISE_BREAK_S else None
-    return LinkView(
-        link=past.link,
-        down_since=past.down_since,
-        went_down=tuple(past.went_down),
-        best_rate_bits_s=past.best,
-        usual_bytes_s=past.usual if past.looks >= USUAL_LOOKS else None,
-        rising=rising,
-        carried=past.carried,
-    )
+    usual, went_down = past.usual if past.looks >= USUAL_LOOKS else None, tuple(past.went_down)
+    more = {"went_down": went_down, "best_rate_bits_s": past.best, "usual_bytes_s": usual, "rising": rising}
+    return picked(LinkView, past, "link", "down_since", "carried", **more)

@@ -230,10 +230,7 @@ async def end_process(ask: Ask, process: GpuProcess, how: str, deadline_s: float
     if said.refusal:
         return OperationOutcome.SKIPPED, said.refusal
     if said.gone:
-        return (
-            OperationOutcome.DONE,
-            f"SIG{how.upper()} sent: it has ended" if said.sent else "it had ended before",
-        )
+        return (OperationOutcome.DONE, f"SIG{how.upper()} sent: it has ended" if said.sent else "it had ended before")
     if said.released:
         return OperationOutcome.SKIPPED, "nothing was sent: it holds no GPU any more"
     if not said.sent:

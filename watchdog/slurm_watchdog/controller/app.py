@@ -83,8 +83,7 @@ async def open_munge(config: Config) -> tuple[Sessions, Decoder]:
     agents = uid_of(security.agent_user)
     if agents is None:
         log.warning(
-            "there is no user %s here: only root's agents are believed (security.agent_user)",
-            security.agent_user,
+            "there is no user %s here: only root's agents are believed (security.agent_user)", security.agent_user
         )
     process = MungeProcess(security.munge_socket)
     try:
@@ -218,10 +217,7 @@ async def _serve(
         controller.tick()
         good, sentence = controller.healthy()
         log.warning(
-            "%s; %d jobs, %d incidents",
-            sentence,
-            len(controller.judge.view.jobs),
-            len(controller.judge.incidents),
+            "%s; %d jobs, %d incidents", sentence, len(controller.judge.view.jobs), len(controller.judge.incidents)
         )
         return 0 if good else 1
     stop, restart = await_signals(config_file, config)

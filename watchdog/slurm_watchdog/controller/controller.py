@@ -162,7 +162,7 @@ class Controller:
                 tester=outside.tester,
                 why_left_alone=lambda job: self.decider.why_left_alone(job),  # noqa: PLW0108 - there is no decider yet
                 on_failure=lambda decision: self.decider.action_failed(decision),  # noqa: PLW0108 - there is no decider yet
-            ),
+            )
         )
         self.decider = Decider(
             config,

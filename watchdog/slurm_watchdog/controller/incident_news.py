@@ -97,8 +97,7 @@ class IncidentNews:
         firing_on = before is not None and before.state is incident.state is IncidentState.FIRING
         if before is not None and firing_on and before.inhibited_by != incident.inhibited_by:
             self.writer.add_note(
-                incident,
-                f"explained by incident {incident.inhibited_by}" if incident.inhibited_by else "stands alone",
+                incident, f"explained by incident {incident.inhibited_by}" if incident.inhibited_by else "stands alone"
             )
             self._report_explained(before, incident)
 

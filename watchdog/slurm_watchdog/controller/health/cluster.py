@@ -15,13 +15,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, fold, one_line, plural
-from slurm_watchdog.controller.health.job import (
-    HealthInputs,
-    NotJudged,
-    job_context,
-    job_health,
-    restarting_jobs,
-)
+from slurm_watchdog.controller.health.job import HealthInputs, NotJudged, job_context, job_health, restarting_jobs
 from slurm_watchdog.controller.policy.access import public_sentence
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.documents import JobHealth, Level, Reason
@@ -66,22 +60,12 @@ def health(seen: HealthInputs) -> Health:
     seen = replace(seen, restarting=seen.restarting | restarting_jobs(view))
     sight = job_context(seen, blind)
     jobs = tuple(job_health(job, sight) for job in view.jobs)
-    reasons = [
-        *_incidents(seen),
-        *_controller(seen),
-        *_slurm(seen),
-        *_agents(seen),
-        *_jobs(jobs, blind),
-        *_rest(seen),
-    ]
+    reasons = [*_incidents(seen), *_controller(seen), *_slurm(seen), *_agents(seen), *_jobs(jobs, blind), *_rest(seen)]
     reasons.sort(key=lambda each: ORDER.index(each.level))
     level = reasons[0].level if reasons else Level.OK
     said = [each.text for each in reasons]
     return Health(
-        level=level,
-        headline=f"{'; '.join([*said, _watched(seen, jobs)])}.",
-        reasons=tuple(reasons),
-        jobs=jobs,
+        level=level, headline=f"{'; '.join([*said, _watched(seen, jobs)])}.", reasons=tuple(reasons), jobs=jobs
     )
 
 

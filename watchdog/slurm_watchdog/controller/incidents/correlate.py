@@ -261,10 +261,7 @@ def lasts_in_aftermath(ended: Incident, wall: float) -> bool:
 
 
 def _in_aftermath(
-    incident: Incident,
-    explained_by: str | None,
-    ended: Sequence[Incident],
-    moment: CorrelateContext,
+    incident: Incident, explained_by: str | None, ended: Sequence[Incident], moment: CorrelateContext
 ) -> Incident:
     """An incident that nothing explains now, held back by one that has ended: one that is pending, and that it
     explained from its first moment on; one that fires, and that was `explained_by` it until then."""

@@ -158,8 +158,7 @@ class ReportEndpoint:
             beginning = sessions.check_credential(credential)
         except BadCredential as error:
             return self._refuse_identity(
-                AuthenticationError("replayed" if error.replayed else "unauthorized", f"MUNGE says: {error}"),
-                remote,
+                AuthenticationError("replayed" if error.replayed else "unauthorized", f"MUNGE says: {error}"), remote
             )
         except MungeUnavailable as error:
             return self._refuse("no_munge", 503, f"MUNGE does not answer here ({error}): retry")

@@ -19,14 +19,7 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.node_history.quarantine import VERDICTS, QuarantineTools
 from slurm_watchdog.controller.node_history.suspicion import strength_of
 from slurm_watchdog.model.incidents import Truth
-from slurm_watchdog.model.node_events import (
-    GPU_PLACE,
-    LINK_PLACE,
-    MOUNT_PLACE,
-    TESTED_MARK,
-    NodeEvent,
-    NodeEventKind,
-)
+from slurm_watchdog.model.node_events import GPU_PLACE, LINK_PLACE, MOUNT_PLACE, TESTED_MARK, NodeEvent, NodeEventKind
 from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import ABSENT, OVER, USED, is_drained, is_lost, node_words, starts_jobs
 from slurm_watchdog.nodetest.conduct import LIMIT_S, Terms, conduct_jobs, put_back

@@ -7,14 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from slurm_watchdog.base.text import plural
-from slurm_watchdog.controller.policy.guards import (
-    ASKED_FOR,
-    GUARDS,
-    NO_SUPERVISOR,
-    PolicyInput,
-    is_held,
-    why_not,
-)
+from slurm_watchdog.controller.policy.guards import ASKED_FOR, GUARDS, NO_SUPERVISOR, PolicyInput, is_held, why_not
 from slurm_watchdog.controller.policy.placement import Suspects, objection_to_excluding, to_avoid
 from slurm_watchdog.controller.policy.rules import Rule, action_of
 from slurm_watchdog.detect.registry import spec_of
@@ -190,11 +183,7 @@ def is_news(decision: Decision, earlier: Sequence[Decision]) -> bool:
     last = earlier[-1] if earlier else None
     if last is not None and decision.verdict is Verdict.SUPPRESSED and decision.by in ("evidence", "blind"):
         return False
-    return last is None or (last.verdict, last.by, last.action) != (
-        decision.verdict,
-        decision.by,
-        decision.action,
-    )
+    return last is None or (last.verdict, last.by, last.action) != (decision.verdict, decision.by, decision.action)
 
 
 def is_final(decision: Decision) -> bool:

@@ -63,11 +63,7 @@ def may_be_for(job: SlurmJob, node: SlurmNode) -> bool:
 
 
 def _count(
-    known: Sequence[SlurmNode],
-    partitions: set[str] | None,
-    avoided: set[str],
-    enough: int,
-    in_maintenance: bool,
+    known: Sequence[SlurmNode], partitions: set[str] | None, avoided: set[str], enough: int, in_maintenance: bool
 ) -> tuple[int, int]:
     """How many nodes there are in the partitions, and how many of them could start it and are not avoided; not counted
     any further than `enough` of these: a cluster has ten thousand nodes, and a storm asks thousands of times."""

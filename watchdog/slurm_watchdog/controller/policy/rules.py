@@ -87,10 +87,7 @@ def permit(rule: Rule, wish: OwnerDirectives) -> Rule:
     return replace(rule, ladder=tuple(dict.fromkeys((*kept, *wanted))), source=source)
 
 
-WISHED: dict[Wish, tuple[Rung, ...]] = {
-    Wish.SAVE: (Rung.KILL_SWITCH,),
-    Wish.HOLD: (Rung.KILL_SWITCH, Rung.REQUEUE),
-}
+WISHED: dict[Wish, tuple[Rung, ...]] = {Wish.SAVE: (Rung.KILL_SWITCH,), Wish.HOLD: (Rung.KILL_SWITCH, Rung.REQUEUE)}
 """The ladders of what a person asks for, beside a restart, which has the rule's."""
 
 
@@ -116,8 +113,4 @@ def action_of(ladder: tuple[Rung, ...], loop_turns: bool | None) -> Action:
     if ending is Rung.REQUEUE:
         graceful = Rung.KILL_SWITCH in ladder and loop_turns is not False
         return Action.GRACEFUL_RESTART if graceful else Action.REQUEUE
-    return {
-        Rung.RESUBMIT: Action.RESUBMIT,
-        Rung.CHAIN: Action.LEAVE_TO_CHAIN,
-        Rung.CANCEL: Action.CANCEL,
-    }[ending]
+    return {Rung.RESUBMIT: Action.RESUBMIT, Rung.CHAIN: Action.LEAVE_TO_CHAIN, Rung.CANCEL: Action.CANCEL}[ending]

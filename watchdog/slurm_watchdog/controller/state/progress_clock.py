@@ -31,10 +31,7 @@ _BATCH = re.compile(
     re.IGNORECASE,
 )
 """Megatron, NeMo, DeepSpeed and Composer name the size of the global batch so; others say `batch_size` or `gbs`."""
-_SAMPLES = re.compile(
-    r"(?:consumed|processed|seen|total|trained)[ _]samples['\"]?\s*[:=]\s*(\d[\d,_]*)",
-    re.IGNORECASE,
-)
+_SAMPLES = re.compile(r"(?:consumed|processed|seen|total|trained)[ _]samples['\"]?\s*[:=]\s*(\d[\d,_]*)", re.IGNORECASE)
 """What rises by a batch a step. Tokens do not: where lines are packed, each batch has another number of them."""
 
 

@@ -161,7 +161,7 @@ def described_end(at: Observed, job: SlurmJob) -> Move:
         return at.give_up(
             f"released, and still {queued} {at.limits.confirm_s:.0f} s later: Slurm starts it when it can"
             if queued
-            else f"no new step within {at.limits.confirm_s:.0f} s of the restart",
+            else f"no new step within {at.limits.confirm_s:.0f} s of the restart"
         )
     return Wait(
         reason=f"the job is {queued}" if queued else "waiting for the first new step",

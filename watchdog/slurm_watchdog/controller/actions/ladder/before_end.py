@@ -196,13 +196,11 @@ def _ended_without_saving(at: Observed) -> Move:
         return end_run(at)
     if at.tried(Operation.WRITE_KILL_SWITCH) and not at.done(Operation.WRITE_KILL_SWITCH):
         return at.give_up(
-            "the job ended while its kill switch was not on all nodes yet: if it saw it, restart it manually",
+            "the job ended while its kill switch was not on all nodes yet: if it saw it, restart it manually"
         )
     if at.ended_s <= at.limits.step_s:  # a save that took long may have been complete a moment before the end
         return Wait(reason="the job has ended; waiting to hear whether it saved")
-    return at.give_up(
-        f"the job ended ({at.job.state}) without showing a complete checkpoint; restart it manually",
-    )
+    return at.give_up(f"the job ended ({at.job.state}) without showing a complete checkpoint; restart it manually")
 
 
 def _ended_by_our_signal(at: Observed) -> bool:

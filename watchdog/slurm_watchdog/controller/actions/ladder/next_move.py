@@ -24,13 +24,7 @@ from slurm_watchdog.controller.actions.ladder.state import (
     ladder_of,
     limits_for,
 )
-from slurm_watchdog.model.actions import (
-    Operation,
-    OperationOutcome,
-    OperationRecord,
-    Rung,
-    answer_shown,
-)
+from slurm_watchdog.model.actions import Operation, OperationOutcome, OperationRecord, Rung, answer_shown
 from slurm_watchdog.model.slurm_states import OVER, WAITING
 
 _WITHOUT_US = {

@@ -12,15 +12,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.knowledge.rungs import GENTLE
-from slurm_watchdog.model.actions import (
-    Action,
-    ActionEnd,
-    ActionRun,
-    Decision,
-    Operation,
-    OperationOutcome,
-    Rung,
-)
+from slurm_watchdog.model.actions import Action, ActionEnd, ActionRun, Decision, Operation, OperationOutcome, Rung
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.protocol import ProcessEnd

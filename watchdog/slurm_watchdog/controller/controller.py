@@ -15,10 +15,10 @@ from slurm_watchdog.base.capped import Shortage
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.decider import Decider
 from slurm_watchdog.controller.actions.decision_inputs import CHUNK, DecisionPorts
+from slurm_watchdog.controller.actions.job_observer import Tools
 from slurm_watchdog.controller.actions.manager import Actions
 from slurm_watchdog.controller.actions.owned_paths import OwnedPaths
 from slurm_watchdog.controller.actions.silences import Silences
-from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.evidence.collector import Collector
 from slurm_watchdog.controller.evidence.reach import Answers, Reach, nobody_knows
 from slurm_watchdog.controller.evidence.requests import EvidenceRequests

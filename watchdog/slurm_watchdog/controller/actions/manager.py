@@ -13,7 +13,7 @@ from slurm_watchdog.base.hours import is_within
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.controller.actions.decision_inputs import subject_of
 from slurm_watchdog.controller.actions.driver import Driver, subject_words
-from slurm_watchdog.controller.actions.tools import Tools
+from slurm_watchdog.controller.actions.job_observer import Tools
 from slurm_watchdog.controller.node_history import quarantine
 from slurm_watchdog.controller.node_history.node_tests import NodeTests
 from slurm_watchdog.controller.node_history.quarantine import QuarantineTools

@@ -21,18 +21,16 @@ from slurm_watchdog.knowledge.kernel_causes import ENDS, things_of
 from slurm_watchdog.knowledge.limits import span
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
+from slurm_watchdog.model.incidents import Culprit, Finding, Severity
 from slurm_watchdog.model.node_view import GpuView, NodeView, SeenEvent
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
 
 GONE = ("GPU_IS_LOST", "does not list this GPU any more", "RESET_REQUIRED", "GPU_NOT_FOUND")
 """Words of a GPU's row that mean the GPU itself is not there: NVML's names, and the agent's own for one that
 vanished."""
-GPU_EVENTS = ("xid", "gpu", "nvlink", "nvswitch", "sxid", "amdgpu")
-"""Beginnings of the names of kernel lines that are about a GPU."""
+GPU_EVENTS = ("xid", "gpu", "nvlink", "nvswitch", "sxid", "amdgpu")  # Beginnings of names of kernel lines about a GPU.
 LOUD = frozenset({FaultSeverity.ERROR, FaultSeverity.CRITICAL})
-UNNAMED = "unnamed"
-"""Place of a GPU that a line of its driver does not name: an assertion prints a status, and no address."""
+UNNAMED = "unnamed"  # Place of a GPU that a line of its driver does not name: an assertion prints no address.
 DRIVER_SILENT_S = 60.0  # Without an answer of the GPU driver on a node.
 SAME_S = 120.0  # A driver's assertions come so close to its own line (Xid 79) about the same GPU.
 
@@ -41,9 +39,8 @@ SAME_S = 120.0  # A driver's assertions come so close to its own line (Xid 79) a
 class GpuFault:
     """The kernel, the driver or the GPU itself says that something is broken, and it is not the program.
 
-    Nothing is done about it, unless `except` has a ladder. A restart for what
-    follows from it (a dead rank, a hang) avoids the node where the evidence proves that hardware is
-    broken."""
+    Nothing is done about it, unless `except` has a ladder. A restart for what follows from it (a dead rank, a hang)
+    avoids the node where the evidence proves that hardware is broken."""
 
     recent: float = span(600.0, "A line of the kernel or the driver counts for so long.")
 
@@ -333,7 +330,6 @@ def _jobs_of(ranks: Ranks) -> tuple[str, ...]:
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.GPU_FAULT,
     detect=detect,
     settings=GpuFault,
     subject=Subject.GPU,

@@ -19,13 +19,10 @@ from slurm_watchdog.model.node_view import NodeView, SlurmNodeView, UnreachedNod
 from slurm_watchdog.model.slurm_states import is_away, is_lost
 
 LISTINGS, LISTINGS_REPORTING = 2, 3
-"""So many listings in a row, of a node whose agent is silent, too, and of one whose agent reports: after a
-broken connection Slurm's own ping (SlurmdTimeout of slurm.conf(5)) has to come through before it takes a node
-back."""
+"""So many listings in a row, of a node whose agent is silent, too, and of one whose agent reports: after a broken
+connection Slurm's own ping (SlurmdTimeout of slurm.conf(5)) has to come through before it takes a node back."""
 TRIES = 3  # Connections in vain, 5 s apart.
-LAST_STEPS = 3
-"""Intervals of reports: the node lived for up to one after its last report, its job's lines are read up to one
-later, and reports are late now and then."""
+LAST_STEPS = 3  # Intervals of reports: it lived for one after its last, steps are read one later, reports come late.
 FRESH_S = 12.0  # An agent that reports every 5 s was heard within this time, or it is as quiet as its node.
 
 
@@ -113,7 +110,6 @@ def _gone(
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.NODE_DOWN,
     detect=detect,
     subject=Subject.NODE,
     needs_cluster=True,

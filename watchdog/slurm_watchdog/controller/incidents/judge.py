@@ -261,7 +261,7 @@ class Judge:
     def patience_s(self) -> tuple[float, float] | None:
         """Time without a step after which `stalled_progress` reports a job whose ranks all do nothing, and any
         other job; None: it is off."""
-        if not any(spec.kind is IncidentKind.STALLED_PROGRESS for spec in self._watched):
+        if not any(spec.kind == IncidentKind.STALLED_PROGRESS for spec in self._watched):
             return None
         settings = self._settings[StalledProgress]
         return settings.still_limit, settings.busy_limit

@@ -119,7 +119,7 @@ def orphans_at_once(incident: Incident, mine: GpuProcess, incidents: Iterable[In
     """Of whose jobs processes became orphans at about the same time as `mine`, of this incident; its own included."""
     jobs: dict[int, set[str]] = {}
     for each in incidents:
-        if each.kind is not incident.kind or each.state is not IncidentState.FIRING:
+        if each.kind != incident.kind or each.state is not IncidentState.FIRING:
             continue
         if abs(each.opened_at - incident.opened_at) <= AT_ONCE_S:
             for process in each.processes:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.proc.entry import HANGS
+from slurm_watchdog.agent.proc.entry import HANGS, Key
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.protocol import CommandResult
@@ -27,8 +27,6 @@ LONGEST_NAME = 1024  # Characters of a path in a report that was too large other
 ORDER = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
 
 NO_CROWD: Mapping[tuple[str, int], int] = MappingProxyType({})
-
-Key = tuple[int, int]  # (pid, start ticks).
 
 
 def choose(

@@ -13,6 +13,7 @@ Acts: the job is asked to save first; each card's own past, or its own report, h
 from __future__ import annotations
 
 from slurm_watchdog.base.averages import median
+from slurm_watchdog.detect.gpu_idle_rank import gpu_values
 from slurm_watchdog.detect.spec import DetectorSpec, each_job
 from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
@@ -98,18 +99,12 @@ def _why(each: RankGpu) -> str:
 
 
 def _facts(each: RankGpu) -> str:
-    gpu = each.view.gpu
-    parts = [f"GPU {gpu.index} of {each.view.node}"]
-    if gpu.temperature_c is not None:
-        parts.append(f"{gpu.temperature_c:.0f} C")
-    if gpu.power_w is not None:
-        parts.append(f"{gpu.power_w:.0f} W")
-    parts += [
-        f"{share:.0%} of five minutes held back by {why}" for why, share in each.view.throttled if why not in CHOSEN
+    shares = [
+        f", {share:.0%} of five minutes held back by {why}" for why, share in each.view.throttled if why not in CHOSEN
     ]
-    if each.view.usual_sm_clock_hz is not None:
-        parts.append(f"usually {each.view.usual_sm_clock_hz / 1e6:.0f} MHz under load")
-    return ", ".join(parts)
+    usual_hz = each.view.usual_sm_clock_hz
+    usual = "" if usual_hz is None else f", usually {usual_hz / 1e6:.0f} MHz under load"
+    return f"{gpu_values(each)}{''.join(shares)}{usual}"
 
 
 SPEC = DetectorSpec(

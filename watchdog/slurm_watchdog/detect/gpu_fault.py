@@ -206,25 +206,21 @@ def _bad(
 
 def _states(view: ClusterView, gpu: GpuView, recent_s: float) -> list[tuple[Severity, str]]:
     """(severity, half a sentence) for everything the GPU's own values complain of."""
-    row = gpu.gpu
-    found: list[tuple[Severity, str]] = []
-    if row.error and any(word in row.error for word in GONE):
-        found.append((Severity.CRITICAL, f"it is lost, the driver reports: {row.error}"))
-    rose_at = gpu.ecc_uncorrected_rose_at
-    if rose_at is not None and view.now - rose_at <= recent_s:
-        count = f"{row.ecc_uncorrected} in all" if row.ecc_uncorrected is not None else "how many is not known"
-        words = f"its memory had an error that could not be corrected ({count}): the hardware"
-        found.append((Severity.CRITICAL, words))
-    if row.remap_failed:
-        found.append((Severity.CRITICAL, "a bad row of its memory has no spare left: exchange the GPU"))
-    elif row.remap_pending:
-        found.append((Severity.WARNING, "a bad row of its memory waits for a reset of the GPU to be replaced"))
-    if row.retired_pages_pending:
-        found.append((Severity.WARNING, "a bad page of its memory waits for a reset of the GPU to be retired"))
-    width, full = row.pcie_link_width, row.pcie_link_width_max
-    if width is not None and full is not None and 0 < width < full and gpu.busy_since is not None:
-        found.append((Severity.WARNING, f"its PCIe link runs with {width} of {full} lanes under load"))
-    return found
+    row, rose_at, width = gpu.gpu, gpu.ecc_uncorrected_rose_at, gpu.gpu.pcie_link_width
+    count = f"{row.ecc_uncorrected} in all" if row.ecc_uncorrected is not None else "how many is not known"
+    uncorrected = f"its memory had an error that could not be corrected ({count}): the hardware"
+    lost = row.error and any(word in row.error for word in GONE)
+    narrow = width is not None and 0 < width < (row.pcie_link_width_max or 0) and gpu.busy_since is not None
+    waits, failed = "waits for a reset of the GPU to be", "a bad row of its memory has no spare left: exchange the GPU"
+    rows: tuple[tuple[object, Severity, str], ...] = (
+        (lost, Severity.CRITICAL, f"it is lost, the driver reports: {row.error}"),
+        (rose_at is not None and view.now - rose_at <= recent_s, Severity.CRITICAL, uncorrected),
+        (row.remap_failed, Severity.CRITICAL, failed),
+        (row.remap_pending and not row.remap_failed, Severity.WARNING, f"a bad row of its memory {waits} replaced"),
+        (row.retired_pages_pending, Severity.WARNING, f"a bad page of its memory {waits} retired"),
+        (narrow, Severity.WARNING, f"its PCIe link runs with {width} of {row.pcie_link_width_max} lanes under load"),
+    )
+    return [(severity, words) for wrong, severity, words in rows if wrong]
 
 
 def _line(view: ClusterView, seen: SeenEvent) -> tuple[Severity, str]:

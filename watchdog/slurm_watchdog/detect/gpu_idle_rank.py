@@ -85,7 +85,7 @@ def detect(view: ClusterView, job: JobView, hang: PhaseLimits) -> Finding | None
         f"The GPU of rank {first.rank} of job {job_id} on {first.node} ({first.gpu_uuid}){more} {reason}, while those "
         f"of its peers are busy; the job {does}.",
         culprits=culprits,
-        facts=tuple(_fact(each) for each in quiet[:8]),
+        facts=tuple(gpu_values(each) for each in quiet[:8]),
         duration_s=now - min(each.view.idle_since or now for each in quiet),
         actionable=stands and progress.age_s >= IDLE_WHILE_STEPS_S,
     )
@@ -115,7 +115,8 @@ def _was_never_used(each: RankGpu) -> bool:
     return each.view.usual_sm_clock_hz is None and each.view.recent_sm_clock_hz is None
 
 
-def _fact(each: RankGpu) -> str:
+def gpu_values(each: RankGpu) -> str:
+    """What a GPU says of itself: a fact beside a verdict."""
     gpu = each.view.gpu
     values = (
         ("{:.0%} busy", gpu.utilization_ratio),

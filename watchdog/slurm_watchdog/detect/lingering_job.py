@@ -137,43 +137,25 @@ def _ends_by_nobody(job: JobView) -> bool:
 
 
 class _Waiting(Struct):
-    """Whether the survivors are seen to wait: by their stacks or, if there are none, by their GPUs beyond the
-    limit of a step."""
+    """Whether the survivors are seen to wait: by their stacks or, if there are none, by their GPUs beyond the limit of
+    a step. Of a few that spin among many that rest it is not known what they wait for."""
 
     voted: Vote
     seen: LoopState
-    living: int  # Ranks that are left: of a few among many it is not known what they wait for.
-    ranks: int
-
-    @property
-    def by_stacks(self) -> bool:
-        return self.voted.moving is False and self.voted.waiting > 0 and not self.voted.missing
-
-    @property
-    def all_wait(self) -> bool:
-        """Whether every one of them is seen to wait in a collective."""
-        return self.by_stacks and self.voted.waiting == self.living and not self.voted.outside
-
-    @property
-    def by_gpus(self) -> bool:
-        return self.living <= 2 * self.seen.spinning and 2 * self.living >= self.ranks
-
-    @property
-    def nobody_works(self) -> bool:
-        return bool(self.seen.stands)
+    by_stacks: bool
+    all_wait: bool  # Every one of them is seen to wait in a collective.
+    by_gpus: bool
 
 
 def _waiting(job: JobView, now: float, limits: PhaseLimits, dumps: Sequence[StackSnapshot]) -> _Waiting:
-    living = job.living_ranks
-    voted = vote(dumps, living)
-    limit_s = progress_limit(job, limits).seconds
+    living = len(job.living_ranks)
+    voted, limit_s = vote(dumps, job.living_ranks), progress_limit(job, limits).seconds
     blind = not voted.groups and job.progress is not None and job.progress.age_s >= limit_s
-    return _Waiting(
-        voted=voted,
-        seen=loop_state(job, now, limit_s) if blind else LoopState(),
-        living=len(living),
-        ranks=len(job.ranks),
-    )
+    seen = loop_state(job, now, limit_s) if blind else LoopState()
+    by_stacks = voted.moving is False and voted.waiting > 0 and not voted.missing
+    all_wait = by_stacks and voted.waiting == living and not voted.outside
+    by_gpus = living <= 2 * seen.spinning and 2 * living >= len(job.ranks)
+    return _Waiting(voted=voted, seen=seen, by_stacks=by_stacks, all_wait=all_wait, by_gpus=by_gpus)
 
 
 def _bad_finding(
@@ -186,8 +168,8 @@ def _bad_finding(
     one does anything, there is an alert, after ten times the grace.
     """
     first, age_s, voted = dead[0], finding.duration_s, waiting.voted
-    waits, left = waiting.by_stacks or waiting.by_gpus, waiting.living
-    left_over = left > len(dead) or (waiting.nobody_works and had_steps_to_make(job))
+    waits, left = waiting.by_stacks or waiting.by_gpus, len(job.living_ranks)
+    left_over = left > len(dead) or (waiting.seen.stands and had_steps_to_make(job))
     if voted.moving or (not waits and (not left_over or age_s < PATIENCE * grace_s)):
         return finding
     with_it = [rank for rank in dead if dead_for_s(rank) >= dead_for_s(first) - TOGETHER_S]
@@ -196,7 +178,7 @@ def _bad_finding(
     how = how or how_they_ended(job, [rank.process.rank for rank in with_it], now)
     others = f"{followed} followed, " if followed else ""
     others += "1 rank is left" if left == 1 else f"{left} ranks are left"
-    if voted.waiting or waiting.nobody_works:
+    if voted.waiting or waiting.seen.stands:
         others += f", {f'{voted.waiting} of them wait in a collective' if voted.waiting else waiting.seen.why}"
     return finding.bad(
         f"Job {job.job.job_id} is {job.job.state} but cannot continue: {describe_all(culprits)} {how} "

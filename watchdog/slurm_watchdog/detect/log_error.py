@@ -215,7 +215,7 @@ def _ended_finding(ended: EndedJob, run: PastRun, view: ClusterView) -> Finding:
         facts = (*_kernel_words(view, job.nodes, ended.ended_at), *work_lost(run))
         facts += tuple([f"last words: {cause.error.line}"] if cause is not None else [])
         return finding.bad(
-            f"{ended_so}{'' if job.ended_with else ', by Slurm'}: its log does not say why.",
+            f"{ended_so}{'' if job.ended_with else ', as Slurm says'}: its log does not say why.",
             culprits=tuple(Culprit(node=n, reason="Slurm has lost it") for n in down),
             facts=facts,
             duration_s=age_s,

@@ -31,8 +31,7 @@ from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import Identity, OwnUser, ReportEndpoint, read_page_token
 from slurm_watchdog.controller.node_history.node_tests import tester_of
 from slurm_watchdog.controller.recorder import Recorder
-from slurm_watchdog.controller.reload import RESTART, await_signals
-from slurm_watchdog.controller.standby import Standby
+from slurm_watchdog.controller.standby import RESTART, Standby, await_signals
 from slurm_watchdog.identity.munge_decoder import (
     BadCredential,
     Decoder,

@@ -23,7 +23,7 @@ MAX_STRANGERS = 256
 """Nodes that report and that Slurm does not list: agents of `attach` or of a test, and a listing that is late."""
 MAX_BASE_ROWS = 8192
 """Processes of a report that others may build on: twice what is taken over of one
-(slurm_watchdog.controller.state.report_bounds)."""
+(slurm_watchdog.controller.state.reported_processes)."""
 MAX_BASE_BYTES = 3 * MAX_BYTES
 """Of a full report and all that build on it: a hostile node could have them grow for good. An agent's take an
 hour or more to it."""

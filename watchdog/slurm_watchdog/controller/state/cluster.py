@@ -26,8 +26,7 @@ from slurm_watchdog.controller.state.node_ownership import (
 )
 from slurm_watchdog.controller.state.nodes import Nodes
 from slurm_watchdog.controller.state.progress_clock import main_counter
-from slurm_watchdog.controller.state.report_bounds import within_bounds
-from slurm_watchdog.controller.state.reported_processes import ReportedProcesses
+from slurm_watchdog.controller.state.reported_processes import ReportedProcesses, within_bounds
 from slurm_watchdog.controller.state.run import Run, follow_start
 from slurm_watchdog.controller.state.run_updates import note_event, note_log, note_on_disk
 from slurm_watchdog.controller.state.run_view import job_view

@@ -12,11 +12,9 @@ from slurm_watchdog.analysis import rank_motion as motion
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
 from slurm_watchdog.controller.state.phases import Announcement, Phases
-from slurm_watchdog.controller.state.process_rates import ProcessRates
 from slurm_watchdog.controller.state.progress_clock import read_progress
-from slurm_watchdog.controller.state.still_row import Row
-from slurm_watchdog.controller.state.training_steps import idle_steps, living_steps, training_steps
-from slurm_watchdog.controller.state.wait_tally import WaitTally
+from slurm_watchdog.controller.state.training_steps import ProcessRates, idle_steps, living_steps, training_steps
+from slurm_watchdog.controller.state.wait_tally import Row, WaitTally
 from slurm_watchdog.diagnose.logs.root_cause import logged_error
 from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
 from slurm_watchdog.model.cluster_view import JobView
@@ -95,7 +93,7 @@ class Run:
     left_out: LeftOut = field(default_factory=LeftOut)  # Where is counted what of this run had no room.
     processes: dict[ProcessKey, tuple[Process, float, float | None]] = field(default_factory=dict)
     """(as last seen, seen at, gone since). Those that live are bounded by the rows of a report, see
-    slurm_watchdog.controller.state.report_bounds; of those that have ended ranks and workers are remembered."""
+    slurm_watchdog.controller.state.reported_processes; of those that have ended ranks and workers are remembered."""
     lost_at: float = float("-inf")  # When a rank was last seen to be gone.
     unlisted: dict[str, int] = field(default_factory=dict)
     """Node -> processes of this run there that its newest report left out, or that had no room here."""

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis import rank_motion
 from slurm_watchdog.analysis.progress_limit import STARTS
 from slurm_watchdog.base.capped import put_newest
-from slurm_watchdog.controller.state import still_row, wait_tally
-from slurm_watchdog.controller.state.process_rates import ProcessRates
+from slurm_watchdog.controller.state import wait_tally
 from slurm_watchdog.controller.state.progress_clock import (
     Stretch,
     apply_loss,
@@ -29,6 +28,7 @@ from slurm_watchdog.controller.state.run import (
     Run,
 )
 from slurm_watchdog.controller.state.run_view import snapshot_views
+from slurm_watchdog.controller.state.training_steps import ProcessRates
 from slurm_watchdog.diagnose.logs.root_cause import logged_error
 from slurm_watchdog.diagnose.stacks.spinning import follow
 from slurm_watchdog.diagnose.stacks.vote import vote
@@ -270,14 +270,14 @@ def note_early_dump(
     near that limit. If a step has come since it was asked for, it shows what was before that."""
     clock = main_clock(run.clocks)
     if clock is not None and clock.rose_at <= asked_at:
-        run.row = still_row.follow(run.row, (at, stacks, silent))
+        run.row = wait_tally.follow_row(run.row, (at, stacks, silent))
         run.restless = True
 
 
 def note_snapshot(run: Run, stacks: tuple[ProcessStack, ...], silent: tuple[str, ...], at: float) -> None:
     """One dump of all ranks."""
     if run.row is not None:
-        run.row = still_row.follow(run.row, (at, stacks, silent))
+        run.row = wait_tally.follow_row(run.row, (at, stacks, silent))
     before = run.steady if run.snapshots else {}
     run.snapshots.append((at, stacks, silent))
     run.restless = True

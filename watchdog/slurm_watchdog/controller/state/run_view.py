@@ -7,13 +7,13 @@ from collections import Counter
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import picked
-from slurm_watchdog.controller.state import still_row
 from slurm_watchdog.controller.state.gpu_owners import GpuPids
 from slurm_watchdog.controller.state.nodes import Nodes
 from slurm_watchdog.controller.state.phases import Announcement
 from slurm_watchdog.controller.state.progress_clock import main_clock, read_progress
 from slurm_watchdog.controller.state.run import Run
 from slurm_watchdog.controller.state.training_steps import training_steps
+from slurm_watchdog.controller.state.wait_tally import row_view
 from slurm_watchdog.knowledge.frameworks import title_of
 from slurm_watchdog.model.cluster_view import (
     Announced,
@@ -61,7 +61,7 @@ def job_view(
         checkpoint=Checkpoint(step=run.checkpoint[0], age_s=now - run.checkpoint[1]) if run.checkpoint else None,
         snapshots=snapshot_views(run, now),
         own_words=tuple(replace(each, age_s=each.age_s + now - run.own_words[0]) for each in run.own_words[1]),
-        row=None if run.row is None else still_row.view(run.row, now),
+        row=None if run.row is None else row_view(run.row, now),
         errors=tuple(ErrorLine(node=node, age_s=now - at, event=event) for node, at, event in run.errors.lines),
         error_ranks=run.errors.ranks_by_pattern(),
         silent_nodes=silent_nodes,

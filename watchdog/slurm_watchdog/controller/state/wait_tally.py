@@ -1,15 +1,17 @@
-"""How often the ranks of a run were found waiting, in every report of their nodes. Pure bookkeeping."""
+"""How often the ranks of a run were found waiting, in every report of their nodes; and dump after dump since the step was
+late: does every rank stand where it stood? Pure bookkeeping."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slurm_watchdog.analysis.memo import Series
 from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, call_of, locate
-from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
+from slurm_watchdog.diagnose.stacks.waiting import ProcessKey, frames_key
 from slurm_watchdog.knowledge.stack_frames import Place
+from slurm_watchdog.model.cluster_view import StackSnapshot, StillRow
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Gpu, Process, Role
 from slurm_watchdog.model.past_runs import WHOLE, DumpedRank, RankKey, WaitBlock, WaitDump
@@ -165,3 +167,47 @@ def _dumped(stack: ProcessStack) -> DumpedRank | None:
         in_backward=place.place is Place.BACKWARD,
         call=call_of(place.frames[0]) if place.frames else "",
     )
+
+
+Dump = tuple[float, tuple[ProcessStack, ...], tuple[str, ...]]  # (when, stacks, nodes that gave none).
+
+
+@dataclass(frozen=True)
+class Row:
+    """The first of them and the last two."""
+
+    dumps: int
+    kept: tuple[Dump, ...]
+    over: bool = False
+
+
+def follow_row(row: Row | None, dump: Dump) -> Row:
+    """`row` and one more dump."""
+    places = _places(dump)
+    if row is None:
+        return Row(1, (dump,), over=places is None)
+    kept = (row.kept[0], *row.kept[1:][-1:], dump)
+    return replace(
+        row, dumps=row.dumps + 1, kept=kept, over=row.over or places is None or places != _places(row.kept[-1])
+    )
+
+
+def row_view(row: Row, now: float) -> StillRow:
+    """As detectors see it."""
+    kept = tuple(StackSnapshot(age_s=now - at, stacks=stacks, silent_nodes=silent) for at, stacks, silent in row.kept)
+    return StillRow(dumps=row.dumps, snapshots=kept, over=row.over)
+
+
+def _places(dump: Dump) -> dict[ProcessKey, tuple[str, ...]] | None:
+    """Where each rank stands; None where that is not known of all of them."""
+    if dump[2]:
+        return None
+    found = {}
+    for stack in dump[1]:
+        if stack.role is not Role.RANK or stack.rank is None:
+            continue
+        place = locate(stack)
+        if place.error is not None:
+            return None
+        found[stack.node, stack.pid, stack.start_ticks] = frames_key(place)
+    return found or None

@@ -36,8 +36,7 @@ from slurm_watchdog.model.supervisor import (
     run_directory,
 )
 
-Ask = Callable[[str, Command, float], Awaitable[CommandResult]]
-"""(node, command, deadline in seconds) -> result; never raises."""
+Ask = Callable[[str, Command, float], Awaitable[CommandResult]]  # (node, command, deadline in seconds); never raises.
 
 
 def content_for(decision_id: str, incident_id: str, reason: str, asked_by: str | None) -> str:

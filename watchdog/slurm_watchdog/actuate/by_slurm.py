@@ -162,8 +162,7 @@ TARGETS: dict[str, tuple[SignalTo, str]] = {
     "steps": (SignalTo.STEPS, "its tasks"),
     "batch": (SignalTo.BATCH, "its batch shell"),
     "all": (SignalTo.FULL, "its batch shell and all tasks"),
-}
-"""The configuration's word -> Slurm's, and how people call it."""
+}  # The configuration's word -> Slurm's, and how people call it.
 
 
 async def send_signal(client: SlurmClient, fence: Fence, signal: str, to: str) -> Outcome:

@@ -99,9 +99,7 @@ async def open_munge(config: Config) -> tuple[Sessions, Decoder]:
     return Sessions(own, frozenset({0} if agents is None else {0, agents}), clock.monotonic), process
 
 
-BACKLOG = 4096
-"""Connections that may wait to be accepted: after a restart all agents come within seconds. The kernel takes
-somaxconn, if less."""
+BACKLOG = 4096  # Connections that wait to be accepted: after a restart all come. The kernel takes somaxconn, if less.
 RESERVATIONS_EVERY_S = 60.0  # Maintenance is announced hours before; who becomes an operator has a minute's patience.
 COLLECT_AFTER = (50_000, 20, 50)
 """Objects and rounds between two runs of the collector of cycles (700, 10, 10 by default): each full run

@@ -49,8 +49,7 @@ from slurm_watchdog.trace import records
 
 log = logging.getLogger(__name__)
 
-PAUSE_FACTOR = 5.0
-"""A gap between two ticks longer than this many ticks (and 5 s) means that the controller itself was stalled."""
+PAUSE_FACTOR = 5.0  # So many ticks (and 5 s) between two of them mean that the controller itself was stalled.
 
 
 @dataclass(frozen=True)

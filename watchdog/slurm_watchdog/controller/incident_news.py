@@ -39,8 +39,7 @@ class IncidentNews:
     collector: Collector
     chunk: int
     ledger: NodeLedger
-    record_request: Callable[[Asked], None]
-    """Writes an operator's request into the recording, if there is one."""
+    record_request: Callable[[Asked], None]  # Writes an operator's request into the recording, if there is one.
 
     def report(self, changes: Iterable[IncidentChange], now: float) -> Iterator[None]:
         """All that has changed in this tick, in pieces."""

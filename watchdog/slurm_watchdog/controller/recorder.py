@@ -20,8 +20,7 @@ from slurm_watchdog.trace.write import gone_line, listing_lines, own_line, repor
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 4000
-"""Reports and listings between controller and disk: some seconds of a thousand nodes, some tens of MiB."""
+MAX_WAITING = 4000  # Reports and listings that wait for the disk: seconds of a thousand nodes, tens of MiB.
 END_S = 5.0  # What still waits at the end of the service gets this long to be written.
 
 _Item = tuple[float, Report | SlurmView | Own]

@@ -46,8 +46,7 @@ class Decider:
         self._monotonic, self._wall, self._chunk = ports.monotonic, ports.wall, chunk
         self._earlier: dict[str, list[Decision]] = {}
         """Incident -> its decisions, oldest first, as the journal has them: read once, and written through."""
-        self._failed: set[str] = set()
-        """Decisions of the incidents in `_earlier` whose action has ended without success."""
+        self._failed: set[str] = set()  # Decisions in `_earlier` whose action has ended without success.
 
     def decide(self, now: float) -> None:
         """Looks at every incident that fires and is not explained by another one, all in one piece."""

@@ -37,9 +37,7 @@ from slurm_watchdog.trace.records import Asked
 HISTORY_S = 7 * 86400.0  # Attempts on a job are counted over a week, Slurm's usual longest time limit.
 
 
-CHUNK = 250
-"""Changes, or decisions, of a tick with thousands of incidents before requests and actions are served: about a tenth of
-a second."""
+CHUNK = 250  # Changes, or decisions, before other work is served: about a tenth of a second.
 TOGETHER_FROM = 20  # Changes, or open incidents, from which on they are written together: one wait for the disk.
 
 
@@ -104,8 +102,7 @@ class DecisionPorts:
     judgement: Judge
     executor: Executor
     news: DecisionNews
-    blind: Callable[[float], str | None]
-    """Why nothing may be done at this moment (monotonic), a sentence; None if all is seen well."""
+    blind: Callable[[float], str | None]  # Why nothing may be done now (monotonic), a sentence; None: all is seen well.
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12]  # Of a decision.
     new_incident_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12]
     monotonic: Callable[[], float] = clock.monotonic
@@ -136,8 +133,7 @@ class DecisionInputs:
         ago = ports.monotonic() - ports.wall()
         self._decided_mono = {
             each.id: each.decided_at + ago for each in self._journal.decisions_since(ports.wall() - HISTORY_S)
-        }
-        """When an action was allowed, on a clock that no one sets: those of earlier lives by the date at our start."""
+        }  # When an action was allowed, on a clock that no one sets: those of earlier lives by the date at our start.
 
     def note_allowed(self, decision: Decision, now: float) -> None:
         """An action was allowed now."""

@@ -45,8 +45,7 @@ ENDING_OPERATIONS = frozenset(
         Operation.CANCEL,
         Operation.RESUBMIT,
     }
-)
-"""Operations after which a run ends, and what it logs about that, because of us."""
+)  # Operations after which a run ends, and what it logs about that, because of us.
 TRIES_OF_ALL_NODES = 2  # So often every node is asked to remove a kill switch, also one that does not report.
 
 

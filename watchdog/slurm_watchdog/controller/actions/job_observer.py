@@ -58,8 +58,7 @@ class Tools:
     slurm: SlurmClient
     commands: CommandQueue
     judgement: Judge
-    collect: Callable[[Decision], Awaitable[Outcome]]
-    """Waits for the evidence of the decision's job, for a bounded time."""
+    collect: Callable[[Decision], Awaitable[Outcome]]  # Waits for the evidence of its job, for a bounded time.
     writer: JournalWriter
     ended: Callable[[Incident, ActionRun], None]  # Reports how an action ended.
     close_incident: Callable[[Incident, str], None]
@@ -68,8 +67,7 @@ class Tools:
     record: Callable[[Own], None]  # Takes what a recording has to say of actions.
     past: NodeLedger
     tester: Callable[[str, Sequence[str]], Awaitable[Sequence[NodeVerdict]]] | None
-    why_left_alone: Callable[[SlurmJob], str]
-    """Why the job's owner wants it left alone, a sentence; empty: he says nothing of the kind."""
+    why_left_alone: Callable[[SlurmJob], str]  # Why its owner wants the job left alone, a sentence; else empty.
     on_failure: Callable[[Decision], None]  # Called with the decision whose action has ended without success.
 
     @cached_property
@@ -120,8 +118,7 @@ class JobObserver:
         self._total_steps: int | None = None
         self._stride = 1  # Steps between two log lines of the run that the decision is about.
         self._saved: int | None = None  # Step of the newest complete checkpoint that was seen of it.
-        self._submission_noticed: float | None = None
-        """Monotonic: since when a job is searched for that may have been submitted."""
+        self._submission_noticed: float | None = None  # Monotonic: since when a submitted job is searched for.
         self._ended_since: float | None = None  # Monotonic: since when the run of the decision is seen to be over.
         self._refused = self._unread = ""
         """Why the state of the job is not known: Slurm refuses to answer, or its answer cannot be used."""

@@ -66,13 +66,11 @@ log = logging.getLogger(__name__)
 MAX_ERROR = 300  # Characters of a node's reason that are kept.
 RAS_PROBLEM = "RAS"  # In what an agent says of an answer that it did not get (agent.evidence.collection).
 AT_ONCE = 4  # Jobs of which evidence is collected at the same time; the others wait.
-OF_ONE_USER = 3
-"""… of one user: whose jobs all hang leaves a slot for another's, and those who wait take turns."""
+OF_ONE_USER = 3  # … of one user: whose jobs all hang leaves a slot for another's, and those who wait take turns.
 REUSABLE_S = 300.0
 """Evidence of the same run that is younger than this, and that was taken since an incident began, is not
 collected a second time for it."""
-FINISHED_KEPT = 64
-"""Collections that are remembered when they are over, without their stacks, for those who asked for them."""
+FINISHED_KEPT = 64  # Remembered when they are over, without their stacks, for those who asked for them.
 
 
 class CollectionLimits(Struct):

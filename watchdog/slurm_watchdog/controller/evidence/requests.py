@@ -186,13 +186,10 @@ class EvidenceRequests:
             task.cancel()
 
 
-BEFORE_NEXT_S = 1.0
-"""An answer is given so long before the next report of that node is made: none waits for another one."""
+BEFORE_NEXT_S = 1.0  # So long before the next report of that node its answer is given: none waits for another.
 DUE_SHARE = 0.9  # Reports come a little unevenly.
-AGAIN_S = 10.0
-"""Who was asked so lately is asked again soon: one dump says nothing, and after it come evidence and orders."""
-LOST_S = 15.0
-"""For so long after the end of a rank its job is asked about it: for evidence, for stacks of those that are left."""
+AGAIN_S = 10.0  # Who was asked so lately is asked again soon: after a dump come evidence and orders.
+LOST_S = 15.0  # So long after the end of a rank its job is asked about, and for stacks of the others.
 LONG_DUE_S = 120.0  # After so long without a step there is no hurry: the limit of the job judges it.
 
 

@@ -25,8 +25,7 @@ from slurm_watchdog.model.slurm_states import RUNNING
 TICK_LATE_S = 30.0  # A controller whose last whole tick is older than this sees nothing; its default cadence is 1 s.
 UNDELIVERED_S = 60.0  # Failures that are over within a minute (a restart of the receiver) are no one's concern.
 NAMED = 3  # Jobs that a headline names for one reason.
-ORDER = (Level.CRITICAL, Level.UNKNOWN, Level.WARNING, Level.OK)
-"""An incident outranks blindness, and blindness a warning."""
+ORDER = (Level.CRITICAL, Level.UNKNOWN, Level.WARNING, Level.OK)  # Blindness outranks a warning.
 
 
 class Health(Struct):

@@ -24,8 +24,7 @@ from slurm_watchdog.model.incidents import Incident, IncidentState
 from slurm_watchdog.model.slurm import SlurmView
 from slurm_watchdog.wire.rate_limits import CONNECTION_REASONS, REFUSED_REPORTS
 
-LONGEST_TICK_S = 60.0
-"""A longer time between two looks was a stall of the controller: of what happened in it nothing is known."""
+LONGEST_TICK_S = 60.0  # A longer time between two looks was a stall of the controller: nothing is known of it.
 
 
 class GpuTime:
@@ -96,13 +95,10 @@ MAX_CROWDS, FRESH_S = 20, 60.0
 """Series of processes that had no room, and for how long: agents report every few seconds, or, of changes alone, every
 minute."""
 MAX_LOG_ERRORS = 500  # Series, of whichever jobs come first.
-SILENCED = "silenced"
-"""In the place of the state of an incident that fires and is silenced: alerts of Prometheus ask for `firing`."""
+SILENCED = "silenced"  # In the place of the state of one that fires and is silenced: alerts ask for `firing`.
 MAX_JOB_INCIDENTS = 800
 MAX_NOT_JUDGED = 400
-MAX_JOBS = 3500
-"""Jobs with series of their own: five each, which leaves room for the rest below the 20,000 series that one
-controller may have."""
+MAX_JOBS = 3500  # With series of their own, five each: one controller may have 20,000 series.
 
 
 class ControllerMetrics:

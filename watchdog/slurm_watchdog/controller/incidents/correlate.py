@@ -22,8 +22,7 @@ from slurm_watchdog.model.incidents import (
 )
 from slurm_watchdog.wire.redact_values import mask_words
 
-RESOLVE_AFTER_S = 10.0
-"""A condition has to be gone this long before its incident closes: a flapping one stays one incident."""
+RESOLVE_AFTER_S = 10.0  # Gone for so long before its incident closes: a flapping one stays one incident.
 
 UNREPORTED_HOLDS_S = 90.0
 """A suspicion, or an incident that is pending itself, holds another incident back for so long at most: the
@@ -45,8 +44,7 @@ NOT_ACTIONABLE: dict[str, Any] = {"actionable": False, "good_checkpoint": ""}
 _OF_NODES = frozenset({Subject.NODE, Subject.CLUSTER})
 _PLACES = frozenset({Subject.NODE, Subject.GPU})  # What is about a place, and names no job.
 
-HOST_FAULT_EXPLAINS_S = 600.0
-"""What begins later after a line of the kernel, which is a moment, is no consequence of it."""
+HOST_FAULT_EXPLAINS_S = 600.0  # What begins later than a line of the kernel, a moment, is no consequence of it.
 
 HARDWARE = ("gpu:", "node:", "host:")  # Beginnings of subjects that outlive the jobs which suffer from them.
 
@@ -66,10 +64,8 @@ class CorrelateContext(Struct):
     over: frozenset[str] = frozenset()  # Jobs that Slurm says have ended.
     blind: bool = False  # Nothing is judged at this moment: that no detector says anything means nothing.
     unheard_nodes: frozenset[str] = frozenset()  # Nodes that Slurm lists and that do not report.
-    owners: Mapping[str, int] = {}
-    """Uid of the owner of every job that Slurm has listed."""
-    acting: frozenset[str] = frozenset()
-    """Incidents with an action under way: nothing changes about them until it has ended."""
+    owners: Mapping[str, int] = {}  # Uid of the owner of every job that Slurm has listed.
+    acting: frozenset[str] = frozenset()  # Incidents with an action under way: they stay as they are meanwhile.
 
 
 def correlate(

@@ -15,10 +15,8 @@ from slurm_watchdog.model.observations import Role
 from slurm_watchdog.wire.redact_values import mask_words
 
 MOST = 5000  # The newest: a cluster with fifty hangs a day has three months of them.
-REMEMBERED_S = 90 * 86400.0
-"""A program changes within a quarter of a year: what stands in the same function then is another matter."""
-HELD_AT = 3
-"""So many hangs of one job at the same step in the same place, not all on one node, are its program's or its data's."""
+REMEMBERED_S = 90 * 86400.0  # A program changes within a quarter of a year: the same function is another matter.
+HELD_AT = 3  # So many at the same step in the same place, on several nodes, are the program's or its data's.
 SAME_STEP = 1  # A last line that was not read yet.
 FRAMES = 30  # From the innermost on: what is further out is how the program was started.
 

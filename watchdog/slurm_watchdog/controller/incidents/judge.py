@@ -238,8 +238,7 @@ class Judge:
         self._watched = [spec for spec in SPECS if config.detectors.is_enabled(spec.kind)]
         self._holds_s = {spec.kind: spec.hold_s for spec in SPECS}
         self._settled: list[Incident] = []  # Those that ended lately: what they explained is no news.
-        self._said: dict[str, dict[str, list[Finding]]] = {}
-        """What detectors that judge job by job said of each when it was looked at last."""
+        self._said: dict[str, dict[str, list[Finding]]] = {}  # What was said of each job when it was looked at last.
         self.view = ClusterView(now=0.0)  # What the newest judgement was about.
         self.limits_s: dict[str, float] = {}  # Job id -> the longest time without a step that is normal for it now.
 

@@ -11,8 +11,7 @@ from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.model.protocol import CollectEvidence, Command, CommandResult
 
 MAX_WAITING = 64  # Commands that wait for one node; a new one is refused beyond that, so a dead node costs no memory.
-OF_ONE_USER = 16
-"""… of them questions about jobs of one user: he may have dozens on a node, and others are asked about there, too."""
+OF_ONE_USER = 16  # … of them questions about jobs of one user: others are asked about there, too.
 
 
 class CommandQueue:
@@ -25,8 +24,7 @@ class CommandQueue:
         self._out: dict[str, dict[str, float]] = {}
         """Node -> the commands that it has fetched and not answered, and from when on it may answer them."""
         self._arrivals: dict[str, asyncio.Event] = {}  # Node -> whose answer is held until something is asked of it.
-        self._of_user: dict[str, int] = {}
-        """Command that waits -> whose job it is about, of those that count for a user's share."""
+        self._of_user: dict[str, int] = {}  # Command that waits -> whose job it is about, for shares.
         self._asked_at: dict[str, float] = {}  # Node -> when it was asked for something last.
 
     async def ask(self, node: str, command: Command, deadline_s: float, uid: int | None = None) -> CommandResult:

@@ -30,8 +30,7 @@ from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, is_loopback, r
 PATHS = {"/v1/report": "POST", "/metrics": "GET", "/healthz": "GET"}
 NOBODY: frozenset[str] = frozenset()
 BODY_DEADLINE_S = 20.0  # A report has to arrive whole within this time: a slow sender holds no connection open.
-WAITED_S = 1.0
-"""A report that is older was in its agent's spool. Its answer is not held: a backlog would never get shorter."""
+WAITED_S = 1.0  # An older report was in its agent's spool: held answers would never let a backlog shrink.
 TOO_EARLY = "Slurm has not listed its nodes yet: retry"
 MAX_SMALL = 4096  # Bytes of a body that no one looks at.
 
@@ -84,8 +83,7 @@ class ReportEndpoint:
         self._decoder: Decoder | None = munge[1] if munge else None
         self._decoding: set[asyncio.Future[Credential]] = set()
         self._limits = Limits(by_address=address_of is not None, is_own=is_own)
-        self._beginnings = TokenBuckets(burst=10.0, per_s=0.1)
-        """Sessions that one address may begin: an agent needs one an hour."""
+        self._beginnings = TokenBuckets(burst=10.0, per_s=0.1)  # Sessions of one address: an agent needs one an hour.
         self._resolved: dict[str, frozenset[str]] = {}
         self._by_address, self._by_node = report_rate(interval_s), report_rate(interval_s)
         if tls is not None:

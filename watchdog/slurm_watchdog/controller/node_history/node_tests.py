@@ -28,8 +28,7 @@ from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavaila
 
 log = logging.getLogger(__name__)
 
-MOST_PEERS = 5
-"""Idle nodes that are tested with one in quarantine; with fewer than LEAST_PEERS no figure is compared with them."""
+MOST_PEERS = 5  # Idle nodes tested with one in quarantine; fewer than LEAST_PEERS compare no figures.
 PATIENCE_S = 6 * 3600.0
 """So long a test waits for idle peers; then it is made without: figures that a site accepts, earlier tests of the node
 itself, and what does not work at all need none."""

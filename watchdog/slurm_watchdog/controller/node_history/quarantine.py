@@ -26,8 +26,7 @@ from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavaila
 log = logging.getLogger(__name__)
 
 VERDICTS = frozenset({NodeEventKind.TEST_PASSED, NodeEventKind.TEST_FAILED, NodeEventKind.MENDED})
-BEGAN = "drained: "
-"""Begins the event with which a quarantine begins, before the drain's reason; any other event of the kind ends it."""
+BEGAN = "drained: "  # Begins the first event of a quarantine, before the drain's reason; any other ends it.
 
 
 @dataclass(frozen=True)

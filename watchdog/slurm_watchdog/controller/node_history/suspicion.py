@@ -26,8 +26,7 @@ DAY_S = 86400.0
 WINDOW_S = 14 * DAY_S
 """Events of so long are counted for people. Meta's search for lemon nodes looks at twice that time (28 days: A. Kokolis
 et al., Revisiting Reliability in Large-Scale Machine Learning Research Clusters, HPCA 2025, arXiv:2410.21680)."""
-HALF_LIFE_S = 28 * DAY_S
-"""After this time an event weighs half, at the end of those 28 days a quarter, after half a year nothing."""
+HALF_LIFE_S = 28 * DAY_S  # It weighs half after this time, and after half a year nothing.
 FORGOTTEN_S = 6 * HALF_LIFE_S  # An event weighs a sixty-fourth then: it is history.
 TRAVELS = 3  # A job that had the same so often within WINDOW_S, and half of it or more elsewhere, takes it along.
 SAME_S = 1800.0
@@ -37,8 +36,7 @@ UNKNOWN_PART = 0.6
 """What an event whose part is not known adds to the suspicion of the others; one of another part adds nothing: a bad
 node repeats itself in one part. Both figures are what names lemons best in tests/simulation/lemons.py."""
 MOST_NODES = 2  # An incident that names more nodes than this knows of a trouble, and not of a bad node.
-MAX_SAID, MAX_WHAT = 6, 400
-"""Events in one line; characters of a sentence that are kept: a summary is about half as long."""
+MAX_SAID, MAX_WHAT = 6, 400  # Events in one line; characters of a sentence: a summary is half as long.
 
 CONFIRMED = frozenset({NodeEventKind.SLOWED_JOB, NodeEventKind.SLOWED_ONCE, NodeEventKind.TEST_FAILED})
 """A test that fails soon after the search for a slow node is no part of the same: it was asked for to confirm it."""

@@ -51,8 +51,7 @@ class Others:
     """Who may use one command, beside those who may anyway."""
 
     named: Operators
-    slurm: frozenset[str] = frozenset()
-    """SLURM_OPERATOR, SLURM_COORDINATOR."""
+    slurm: frozenset[str] = frozenset()  # SLURM_OPERATOR, SLURM_COORDINATOR.
 
     def include(self, person: Person, user: str, accounts: Iterable[str], known: Iterable[SlurmPerson]) -> bool:
         """Whether `person`, called `user`, may use it on jobs of these accounts. `known`: of Slurm's accounting."""

@@ -18,9 +18,7 @@ from slurm_watchdog.model.observations import GpuHolder
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import may_hold_nodes
 
-AT_ONCE_S = 600.0
-"""Orphans of several jobs that began within so long of each other are no coincidence: it is Slurm's listing
-or an outage."""
+AT_ONCE_S = 600.0  # Orphans of several jobs that began so close together: it is Slurm's listing or an outage.
 
 
 def objection(process: GpuProcess, node: NodeView | None, reports: bool, jobs: Iterable[SlurmJob]) -> str | None:

@@ -27,8 +27,7 @@ VARIABLES: dict[str, str] = {
     "SLURM_WATCHDOG_CHECKPOINT_DIR": "checkpoint_dir",
     "SLURM_WATCHDOG_LADDER": "ladder",
     "SLURM_WATCHDOG_STALL_AFTER": "stall_after",
-}
-"""Variables of the job's processes that say one thing each; SLURM_WATCHDOG itself holds words as the comment does."""
+}  # Variables of the job's processes that say one thing each; SLURM_WATCHDOG itself holds words as the comment does.
 PLACEHOLDERS = frozenset({"job_id", "restarts", "user", "workdir"})
 MAX_PATH = 1024
 MAX_PATIENCE_S = 7 * 86400

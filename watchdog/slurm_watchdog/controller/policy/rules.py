@@ -29,8 +29,7 @@ class Rule(Values, frozen=True):
     source: str = ""  # The part of the configuration that gave it, for people.
     may_ask: bool = True  # False: what the job would save is damaged, and its owner has it asked in vain.
     refused: str = ""  # Why the job's owner wants nothing done; a guard says it.
-    planned: bool = False
-    """The job would come to its end at about this time anyway, and whatever waits for that end would start."""
+    planned: bool = False  # It would come to its end at about this time anyway, and what waits for that would start.
 
 
 def rule_for(config: Config, kind: str, job: SlurmJob | None) -> Rule:

@@ -19,8 +19,7 @@ from slurm_watchdog.model.supervisor import FRESH_S, JobSupervisor, Sighting, Su
 from slurm_watchdog.wire.codec import MAX_BYTES
 from slurm_watchdog.wire.delta import delta_base, make_whole, with_shared_values
 
-MAX_STRANGERS = 256
-"""Nodes that report and that Slurm does not list: agents of `attach` or of a test, and a listing that is late."""
+MAX_STRANGERS = 256  # Nodes that report and that Slurm does not list: of `attach`, a test, or a late listing.
 MAX_BASE_ROWS = 8192
 """Processes of a report that others may build on: twice what is taken over of one
 (slurm_watchdog.controller.state.reported_processes)."""
@@ -29,10 +28,8 @@ MAX_BASE_BYTES = 3 * MAX_BYTES
 hour or more to it."""
 
 
-OFFSETS = 6
-"""Reports of a node by which its clock is compared with ours: in a stall one of them waits, and others come again."""
-MOST_WAITED_S = 300.0
-"""A report that seems to have waited longer is of a node whose clock was stopped, as that of a virtual machine is."""
+OFFSETS = 6  # Reports of a node by which its clock is compared with ours: in a stall one waits, others come.
+MOST_WAITED_S = 300.0  # One that seems to have waited longer is of a node whose clock was stopped.
 
 
 @dataclass(slots=True)
@@ -41,8 +38,7 @@ class _Agent:
     agent_id: str
     sequence: int
     reported_at: float
-    whole: Report | None = None
-    """The newest report in full, for those of changes that build on it; events and other news are not kept."""
+    whole: Report | None = None  # The newest report in full, for those of changes that build on it.
     excused: bool = False  # `reported_at` is when it was given its time again; its newest report is older.
     bytes: int = 0  # What `whole` was made from, on the wire.
 
@@ -190,8 +186,7 @@ class Supervisors:
     """The newest word of each."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[int, Sighting]] = {}
-        """SLURM_JOB_ID -> restarts of the run, and its supervisor; on the monotonic clock."""
+        self._known: dict[str, tuple[int, Sighting]] = {}  # SLURM_JOB_ID -> restarts, and its supervisor.
 
     def apply(
         self, report: Report, made_at: float, job_of: Callable[[str], SlurmJob | None]
@@ -249,8 +244,7 @@ TOO_BUSY, AT_EASE = 0.85, 0.5
 """Of a core: above the first agents are asked to report less often, below the second more often again. STEP changes the
 load by less than what lies between them."""
 STEP = 1.25
-SETTLED_S = 120.0
-"""Between two such changes: twice the window over which the load is measured, for all agents have to hear of one."""
+SETTLED_S = 120.0  # Between two such changes: all agents have to hear of one.
 
 
 @dataclass

@@ -117,14 +117,12 @@ class ClusterState:
         self._processes = ReportedProcesses(self.runs, self.filesystems, self.left_out, self._job_of)
         self._job_ids: dict[str, str] = {}  # What agents call a job -> what Slurm's commands call it.
         self._job_nodes = JobNodes()
-        self.require_node_ownership = False
-        """Whether a node is heard only about jobs that it has or had: where nodes have proven who they are."""
+        self.require_node_ownership = False  # Whether a node is heard only about jobs that it has or had.
         self.dropped = 0  # Of what reports said, what was about other nodes' jobs, or of users whose job it is not.
         self.gpus = GpuPids(self.left_out)
         self.jobs: dict[str, SlurmJob] = {}  # Every job of Slurm's newest listing, finished ones included.
         self._on_node: dict[str, frozenset[str]] = {}  # Node -> what its processes call the jobs that have it.
-        self._runs_on: dict[str, list[Run]] | None = None
-        """Node -> runs of the jobs that have it, or had it lately; None: to be computed again."""
+        self._runs_on: dict[str, list[Run]] | None = None  # Node -> runs that have it, or had it lately; None: stale.
         self.node_addresses: dict[str, str] = {}
         self._slurm_nodes: tuple[SlurmNodeView, ...] = ()
         self.supervisors = Supervisors()

@@ -38,8 +38,7 @@ FLIGHT_RECORDER = "the Flight Recorder"
 RAS = "NCCL's RAS"
 MAX_OWN_WORDS = 64  # Of a run; who failed first is what is asked.
 DUMPS = 3  # Of each process, so far apart that what moves is seen to move.
-KNOWN_COUNT = 2
-"""So many of them may have been taken before, for the detectors: the evidence has one of its own at least."""
+KNOWN_COUNT = 2  # So many may have been taken before, for the detectors: one at least is the evidence's own.
 
 
 @dataclass
@@ -66,8 +65,7 @@ class Collected:
     incident_id: str | None = None  # With which incident it is stored.
     shared_with: set[str] = field(default_factory=set)  # Other incidents that it counts for.
     begun: bool = False  # Nodes were asked. Until then whatever it will find is newer than now.
-    hurry: asyncio.Event = field(default_factory=asyncio.Event)
-    """Someone waits for it: it begins as soon as the one before it is over."""
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)  # Someone waits: it begins after the one before it.
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     diagnosis: Diagnosis | None = None
     took_s: float | None = None
@@ -85,8 +83,7 @@ class Collected:
     ras: RasAnswer | None = None  # What NCCL's RAS said of the whole job.
     ras_nodes: list[str] = field(default_factory=list)  # Nodes that may ask it, the first first.
     ras_failed: bool = False  # The first found it, and got no answer.
-    addresses: dict[str, set[str]] = field(default_factory=dict)
-    """Node -> addresses at which its ranks have connections."""
+    addresses: dict[str, set[str]] = field(default_factory=dict)  # Node -> addresses at which ranks have connections.
     shared: SharedFrames | None = None
 
     @property

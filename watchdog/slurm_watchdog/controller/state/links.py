@@ -13,10 +13,8 @@ from slurm_watchdog.model.observations import Link
 FLAP_S = 3600.0  # A link that went down is held to have flapped for so long.
 MAX_TIMES = 32
 RISE_BREAK_S = 150.0  # Between two and three looks of an agent.
-UNCOUNTED_S = 300.0
-"""A link of which no one counts bytes is held to carry some after it was up for so long: a node that starts is over."""
-USUAL_S, USUAL_LOOKS = 3600.0, 10
-"""Time constant of what usually goes through it, and looks before that is known: ten minutes."""
+UNCOUNTED_S = 300.0  # One of which no one counts bytes carries some after so long: its node has started.
+USUAL_S, USUAL_LOOKS = 3600.0, 10  # Time constant of what usually goes through, and looks before it is known.
 
 
 @dataclass(slots=True)

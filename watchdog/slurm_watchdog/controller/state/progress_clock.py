@@ -29,8 +29,7 @@ _BATCH = re.compile(
     r"(?:(?:global|total|effective)[ _]?(?:train[ _])?batch(?:[ _]?size)?|"
     r"(?<!micro)(?<!micro[ _])(?<![a-z])(?:batch[ _]?size|gbs))['\"]?\s*[:=]\s*(\d+)",
     re.IGNORECASE,
-)
-"""Megatron, NeMo, DeepSpeed and Composer name the size of the global batch so; others say `batch_size` or `gbs`."""
+)  # Megatron, NeMo, DeepSpeed and Composer name the size of the global batch so; others say `batch_size` or `gbs`.
 _SAMPLES = re.compile(r"(?:consumed|processed|seen|total|trained)[ _]samples['\"]?\s*[:=]\s*(\d[\d,_]*)", re.IGNORECASE)
 """What rises by a batch a step. Tokens do not: where lines are packed, each batch has another number of them."""
 
@@ -97,12 +96,9 @@ def add_loss(clock: CounterClock, event: Event, at: float) -> None:
         clock.grew()
 
 
-BARS = ("tqdm", "ignite_bar")
-"""Patterns by which several things are counted in turn: each total is a counter of its own."""
+BARS = ("tqdm", "ignite_bar")  # They count several things in turn: each total is a counter of its own.
 
-TRUSTED_AFTER = 5
-"""Counts of a weak pattern, or of a bar, after which what it says is the total is believed: "step 3/3" may be
-of a set-up."""
+TRUSTED_AFTER = 5  # Counts of a weak pattern, or a bar, after which its total is believed: not of a set-up.
 
 MAX_CLOCKS = 64  # Of one run; of more, the one that rose longest ago goes.
 
@@ -110,8 +106,7 @@ SHARED_AFTER, ALONE_AFTER = 5, 20
 """Two programs write one log once the two counts have taken turns so often; one has it alone again after so
 many of its counts."""
 
-SAME_LOOK_S = 2.0
-"""What was read in one look has one date; it may come again in another report, which took so much longer."""
+SAME_LOOK_S = 2.0  # What was read in one look has one date, and may come again in a later report.
 MAY_BE_TOLD = 12
 """A new controller may have read so many steps of a file before its agent says what was before them; that they come
 again is certain for as many (slurm_watchdog.agent.logs.job_logs.KEPT)."""

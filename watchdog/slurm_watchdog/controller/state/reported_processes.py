@@ -1,4 +1,4 @@
-"""The processes that reports list: so many rows of each kind, shared among the users and the jobs of their node, brought
+"""The processes that reports list: so many rows of each kind, shared among the users and the jobs of their node, taken
 to the runs of their jobs, with what is known to be missing.
 
 A report has at most 8 MiB (slurm_watchdog.wire.codec), which may be 100,000 rows, every few seconds. Agents send far
@@ -47,8 +47,7 @@ INNER_LISTS = {
     "gpus": ("mig", "throttle", "pids", "process_memory_bytes"),
     "gpu_holders": ("gpu_uuids", "minors"),
     "wishes": ("variables",),
-}
-"""Field of a report -> the fields of its rows that hold lists themselves."""
+}  # Field of a report -> the fields of its rows that hold lists themselves.
 
 
 def within_bounds(
@@ -126,10 +125,8 @@ class ReportedProcesses:
         self, runs: Runs, filesystems: Filesystems, left_out: LeftOut, job_of: Callable[[str], SlurmJob | None]
     ):
         self._runs, self._filesystems, self._left_out, self._job_of = runs, filesystems, left_out, job_of
-        self._jobs_seen_on: dict[str, tuple[str, ...]] = {}
-        """Node -> the jobs with processes that are remembered there."""
-        self._unlisted_on: dict[str, list[Run]] = {}
-        """Node -> the runs of which its newest report does not hold every process."""
+        self._jobs_seen_on: dict[str, tuple[str, ...]] = {}  # Node -> the jobs with processes remembered there.
+        self._unlisted_on: dict[str, list[Run]] = {}  # Node -> runs of which its newest report lacks processes.
 
     def forget(self, node: str) -> None:
         """Nothing of this node is remembered."""

@@ -28,9 +28,7 @@ from slurm_watchdog.model.supervisor import BATCH_STEP, SupervisorStatus
 
 KEPT_ERRORS = 60  # Lines: half of them the first ones since the last step, half the last ones.
 MAX_PATTERNS = 64
-MAX_RANKS = 262_144
-"""Ranks that are counted, of all patterns together: an error that every rank of a large job logs in several
-lines has room."""
+MAX_RANKS = 262_144  # Ranks counted, of all patterns: one that each of a large job logs in several lines has room.
 
 
 @dataclass
@@ -110,32 +108,27 @@ class Run:
     step_id: str | None = None  # The Slurm step that the clocks are about, as far as is known.
     steps: frozenset[str | None] = frozenset()  # It, and those whose ranks are of the same world: see `training_steps`.
     steps_from: float = float("-inf")  # Counts that were read before this belong to the Slurm step, or start, before.
-    starts: int | None = None
-    """How often its supervisor has started the command; None: it has none, as far as is known."""
+    starts: int | None = None  # How often its supervisor has started the command; None: as far as is known it has none.
     begun_ticks: int = 0  # Ranks in the batch step that are older are of an earlier start: see SupervisorStatus.
     clocks: dict[Counter, CounterClock] = field(default_factory=dict)
     clocks_before: dict[Counter, CounterClock] = field(default_factory=dict)
     """Those of the run before, until this one counts: a run that is being ended may make steps for as long as
     it is left."""
     grace_from: float = float("-inf")
-    troubled_at: float = float("-inf")
-    """When an incident of this job was last open: a step that took so long because of it teaches nothing."""
+    troubled_at: float = float("-inf")  # When an incident of it was open last: such a step teaches nothing.
     troubled_from: float = float("-inf")
     """Since when it has been so. Steps that were made before are reported again to a controller that starts, and
     teach unchanged."""
-    started: bool = False
-    """Whether this run has begun: until then, while the run before is completing, every line is that one's."""
+    started: bool = False  # Whether it has begun: until then every line is of the run before, which is completing.
     unseen: bool = False  # It was never seen running, and has run.
     inactive_since: float | None = None
     touched_at: float | None = None  # When an action of ours first touched it: what it says after that is our doing.
-    log_starts: dict[str, int] = field(default_factory=dict)
-    """Where this run's lines begin in the files of the run before."""
+    log_starts: dict[str, int] = field(default_factory=dict)  # Where its lines begin in files of the run before.
     log_offsets: dict[str, dict[str, int]] = field(default_factory=dict)
     """How far each node has read each file, by node and path: less than before where a file was cut off."""
     logs: dict[tuple[str, str], tuple[LogFile, float]] = field(default_factory=dict)
     """(node, path) -> the file as it was seen last, and when."""
-    unread: dict[str, float] = field(default_factory=dict)
-    """Node -> when it has returned, while it has not read its logs since."""
+    unread: dict[str, float] = field(default_factory=dict)  # Node -> when it returned, until it reads its logs.
     logs_missed: bool = False  # There are more files than were taken.
     phases: Phases = field(default_factory=Phases)  # What its logs have announced since the last step.
     in_saver: bool = False  # The newest dump since the last step shows a rank that saves.
@@ -158,12 +151,10 @@ class Run:
     snapshots: deque[tuple[float, tuple[ProcessStack, ...], tuple[str, ...]]] = field(
         default_factory=lambda: deque(maxlen=KEPT_SNAPSHOTS)
     )
-    collectives: tuple[RecordSet, ...] = ()
-    """What its ranks had recorded of their collectives, written since the last step."""
+    collectives: tuple[RecordSet, ...] = ()  # What its ranks recorded of their collectives since the last step.
     own_words: tuple[float, tuple[OwnWords, ...]] = (0.0, ())
     """When they were as old as they say, and what its ranks wrote of their own ends."""
-    row: Row | None = None
-    """Of the dumps since the last step, beginning with those that were taken because it was late by its own measure."""
+    row: Row | None = None  # Of the dumps since the last step, from those that were taken because it was late.
     steady: dict[ProcessKey, Steady] = field(default_factory=dict)
     """What the dumps since the last step say of ranks that may spin in Python; nothing without them."""
     motion: Motion | None = None  # What the dumps of the whole run say of a loop whose steps cannot be read.

@@ -37,8 +37,7 @@ from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, LogFile, Process, Role
 from slurm_watchdog.model.slurm import SlurmJob
 
-KEPT_GONE_S = 3600.0
-"""A rank or worker that is gone is remembered this long, so that its death is reported."""
+KEPT_GONE_S = 3600.0  # A rank or worker that is gone is remembered this long, so that its death is reported.
 GONE_OF_ROLE = 256  # … of one node so many ranks, and so many workers. The oldest are forgotten first.
 MAX_PATH = 4096  # Characters of a file's name that is remembered; linux/limits.h.
 MAX_LAST_WORDS = 30
@@ -225,13 +224,11 @@ def note_log(run: Run, node: str, log: LogFile, at: float) -> None:
     run.logs[key] = (log, at)
 
 
-BY_DISK = frozenset({"directory", "tracker"})
-"""Patterns of events about what is on disk, see slurm_watchdog.agent.collectors.checkpoint."""
+BY_DISK = frozenset({"directory", "tracker"})  # Patterns of events about the disk: see agent.collectors.checkpoint.
 SEEN_LATE_S = 60.0
 """What a look does not show was not complete so long before it: a client may show a directory that is a minute old
 (acdirmax of nfs(5))."""
-EARLIER_CHECKPOINTS = 32
-"""Of a run so many are remembered: damaged ones follow until a person restarts a job whose loss went bad."""
+EARLIER_CHECKPOINTS = 32  # Of a run: damaged ones follow until a person restarts a job whose loss went bad.
 
 
 def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> None:

@@ -20,8 +20,7 @@ from slurm_watchdog.model.past_runs import EndedJob, PastRun
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import ALIVE, FAILED, RUNNING, WAITING, is_known
 
-KEPT_ENDED_S = 3600.0
-"""Slurm forgets a job after some minutes (MinJobAge, 300 s by default): too soon for who looks at it in the morning."""
+KEPT_ENDED_S = 3600.0  # Slurm forgets a job after minutes (MinJobAge, 300 s): too soon for who looks in the morning.
 MAX_ENDED = 500
 MAX_NAMES = 2000
 MAX_LINKS = 20  # Ended jobs that are remembered of one user and name.
@@ -111,8 +110,7 @@ class Runs:
         self._left_out = left_out
         self._runs: dict[str, Run] = {}
         self.past_jobs = PastJobs()
-        self._before: dict[str, str] | None = None
-        """Job -> its state in the listing before the newest; None: there was none."""
+        self._before: dict[str, str] | None = None  # Job -> its state in the listing before the newest, if any.
         self._acted_on: dict[str, int] = {}
         """Job -> restart count, of actions that an earlier controller left open: how such a job ended counts, too."""
 

@@ -79,8 +79,7 @@ def _is_renewed(processes: Processes, living: set[str | None]) -> bool:
     return len({rank for rank, _ in ranks}) < len(set(ranks))
 
 
-RATE_S = 20.0
-"""Counters are compared over at least this time: a report every 5 s is too short for a process that works in bursts."""
+RATE_S = 20.0  # Counters are compared over this time at least: for processes that work in bursts.
 
 
 POLLS_CPU, QUIET_CPU = 0.5, 0.2
@@ -108,8 +107,7 @@ class ProcessRates:
     cpu_ratio: float | None = None
     io_bytes_s: float | None = None
     storage_at: float | None = None  # When it was last seen waiting for a disk or a file, for a moment only.
-    busy_at: float | None = None
-    """When it was last seen to use most of a core, or more than next to nothing since; None: never."""
+    busy_at: float | None = None  # When it was last seen to use most of a core, or some since; None: never.
     ran: int = 0  # Looks that found it running, of a process whose time is not reported.
     asleep: int = 0  # Looks since, that found it asleep.
     asleep_at: float = 0.0  # When the first of these was.

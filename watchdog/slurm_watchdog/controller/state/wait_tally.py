@@ -1,5 +1,5 @@
-"""How often the ranks of a run were found waiting, in every report of their nodes; and dump after dump since the step was
-late: does every rank stand where it stood? Pure bookkeeping."""
+"""How often the ranks of a run were found waiting, in every report of their nodes; and since the step was
+late, dump after dump: does every rank stand where it stood? Pure bookkeeping."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from slurm_watchdog.model.past_runs import WHOLE, DumpedRank, RankKey, WaitBlock
 BLOCK_S = 60.0  # Of one block. How long a rank has run is read every 12 ticks: a minute.
 MOST = 255  # Seconds, or looks, of one block: what a byte holds.
 LONGEST_S = 200.0  # Between two such readings: over a longer gap nothing is known.
-KEPT_BLOCKS = 180
-"""Three hours: one before the change, and two for a small one to be told from chance. 720 bytes a rank."""
+KEPT_BLOCKS = 180  # Three hours: one before the change, two to tell a small one from chance. 720 bytes a rank.
 LEAST_KEPT = 75  # An hour before the change, and a quarter of one: enough for any but a small change.
 MAX_BYTES = 24 * 1024**2  # Of all runs together: of more than 35,000 ranks fewer blocks are kept.
 KEPT_DUMPS = 48
@@ -36,8 +35,7 @@ class _Count:
     gpu_looks: int = 0
     gpu_idle: float = 0.0
     noted: bool = False  # Someone has looked at it in this block.
-    read_at: float | None = None
-    """When it was read last how long it has run; None: no sleep is known from the next reading."""
+    read_at: float | None = None  # When it was read last; None: no sleep is known from the next reading.
     runnable_s: float = 0.0  # What was read then.
 
 

@@ -217,8 +217,7 @@ class Observed(ActionRun):
     job: SlurmJob | None = None
     step: int | None = None  # Newest step of the run that the decision is about.
     total_steps: int | None = None
-    complete_checkpoint_step: int | None = None
-    """Step of the newest complete checkpoint that came after the job was asked to save."""
+    complete_checkpoint_step: int | None = None  # Of the newest complete one that came after the job was asked to save.
     next_first_step: int | None = None
     """First step that the new run logged as made, once it is proven to train: see
     slurm_watchdog.controller.actions.ladder.state."""
@@ -229,13 +228,10 @@ class Observed(ActionRun):
     stalled_mounts: tuple[str, ...] = ()
     paused: bool = False
     ended_s: float = 0.0  # Since when this controller has seen that the run of the decision is over; 0: it is not.
-    taken_up_at: float = 0.0
-    """When this controller began to drive the action: what agents know takes a moment to arrive after that."""
+    taken_up_at: float = 0.0  # When this controller began to drive the action: what agents know comes a moment later.
     submitted: SlurmJob | None = None  # The job that was submitted in place of this one.
-    submission_looked_for: bool = False
-    """Whether `submitted` None means that Slurm has none, and not that no one has asked yet."""
-    behind: tuple[SlurmJob, ...] = ()
-    """Jobs that continue where this one ends: elements of its array, jobs that depend on it."""
+    submission_looked_for: bool = False  # Whether `submitted` None means that Slurm has none: someone has looked.
+    behind: tuple[SlurmJob, ...] = ()  # Jobs that continue where this one ends: of its array, or that depend on it.
     freed: tuple[SlurmJob, ...] = ()
     """Jobs that wait for the end of this one, or have waited for it, if it has ended: Slurm lets them start then,
     whatever this one does next."""

@@ -34,7 +34,6 @@ from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.standby import RESTART, Standby, await_signals
 from slurm_watchdog.identity.munge_decoder import (
     BadCredential,
-    Decoder,
     MungeProcess,
     MungeUnavailable,
     encode_with_munge,
@@ -69,7 +68,7 @@ def uid_of(user: str) -> int | None:
         return None
 
 
-async def open_munge(config: Config) -> tuple[Sessions, Decoder]:
+async def open_munge(config: Config) -> tuple[Sessions, MungeProcess]:
     """The sessions, and who decodes credentials. Raises IdentityError."""
     security = config.security
     own = os.geteuid()

@@ -37,7 +37,7 @@ from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import WireError, encode_report
 from slurm_watchdog.wire.delta import changes_between, delta_base
 from slurm_watchdog.wire.http_client import Connection
-from slurm_watchdog.wire.printable import printable
+from slurm_watchdog.base.structs import printable
 
 log = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from slurm_watchdog.agent.workers.request_types import (
 )
 from slurm_watchdog.agent.workers.worker import Answer, Value
 from slurm_watchdog.base.mounts import mount_of
-from slurm_watchdog.base.structs import picked
+from slurm_watchdog.base.structs import picked, printable
 from slurm_watchdog.model.collective_records import RasAnswer
 from slurm_watchdog.model.evidence import (
     FoundFile,
@@ -48,7 +48,6 @@ from slurm_watchdog.model.evidence import (
 )
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.protocol import CollectEvidence
-from slurm_watchdog.wire.printable import printable
 
 RAS = "NCCL's RAS"
 PROCESSES, NODE, KERNEL = "evidence:processes", "evidence:node", "evidence:kernel"

@@ -16,7 +16,7 @@ from msgspec.structs import replace as replace_fields
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, Decoder, MungeUnavailable
+from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, MungeProcess, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import CREDENTIAL, Session, answer_mac
 from slurm_watchdog.identity.munge_sessions import AuthenticationError, Sessions
 from slurm_watchdog.identity.tls import Context
@@ -43,7 +43,7 @@ class OwnUser:
     socket: str  # In a directory that only he may enter.
 
 
-Identity = Context | tuple[Sessions, Decoder] | OwnUser
+Identity = Context | tuple[Sessions, MungeProcess] | OwnUser
 """Certificates, sessions by MUNGE, or one user: a door that asks for nothing can't be made."""
 
 
@@ -80,7 +80,7 @@ class ReportEndpoint:
         munge = None if isinstance(identity, Context | OwnUser) else identity
         self._knows_nodes = knows_nodes
         self._sessions: Sessions | None = munge[0] if munge else None
-        self._decoder: Decoder | None = munge[1] if munge else None
+        self._decoder: MungeProcess | None = munge[1] if munge else None
         self._decoding: set[asyncio.Future[Credential]] = set()
         self._limits = Limits(by_address=address_of is not None, is_own=is_own)
         self._beginnings = TokenBuckets(burst=10.0, per_s=0.1)  # Sessions of one address: an agent needs one an hour.

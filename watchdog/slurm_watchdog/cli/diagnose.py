@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
     from slurm_watchdog.diagnose.logs.digest import Digest
     from slurm_watchdog.diagnose.logs.report import RunReport, Settings
-    from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
+    from slurm_watchdog.model.documents import DiagnosisProgress
     from slurm_watchdog.parse.text_input import Block
 
 POLL_S = 0.5
@@ -92,8 +92,7 @@ def diagnose(asked: Asked, given: tuple[str, ...]) -> Answer:
 def _collect(client: Client, job_id: str, *, quiet: bool) -> DiagnosisProgress:
     """Asks the nodes, and waits until all have answered or it is over. Raises ClientError."""
     from slurm_watchdog.base.loop import wait_readable
-    from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
-    from slurm_watchdog.model.documents import JobRequest
+    from slurm_watchdog.model.documents import DiagnosisProgress, JobRequest
 
     started = client.post(DiagnosisProgress, "/v1/diagnose", body=JobRequest(job_id=job_id))
     began, nodes = clock.monotonic(), plural(len(started.nodes), "node")

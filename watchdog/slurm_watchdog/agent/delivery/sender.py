@@ -30,6 +30,7 @@ from slurm_watchdog.agent.delivery.channel import (
 )
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.structs import printable
 from slurm_watchdog.config.agent import Security
 from slurm_watchdog.identity.secret_files import TlsFiles
 from slurm_watchdog.model.protocol import Reply
@@ -37,7 +38,6 @@ from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import WireError, encode_report
 from slurm_watchdog.wire.delta import changes_between, delta_base
 from slurm_watchdog.wire.http_client import Connection
-from slurm_watchdog.base.structs import printable
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
 from slurm_watchdog.diagnose.outliers import RankFacts
 from slurm_watchdog.diagnose.stacks.vote import vote
-from slurm_watchdog.model import diagnosis_documents as documents
+from slurm_watchdog.model import documents
 from slurm_watchdog.model.cluster_view import JobView, StackSnapshot
 from slurm_watchdog.model.collective_records import CollectiveRecord, RasAnswer, RecordSet
 from slurm_watchdog.model.evidence import LockWait, OwnWords, ProcessStack, RankEvidence, ThreadStack

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from lab.bench.figures import Figures, say
 from lab.bench.logs import KINDS, Kind, chunks
-from slurm_watchdog.cli.diagnose import scan_log
+from slurm_watchdog.cli.scan_log import scan_log
 
 MIN_LOG_MB_PER_SECOND = 200.0
 MIN_KERNEL_MB_PER_SECOND = 8.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from slurm_watchdog.base.late_regex import late_regex
 
@@ -128,15 +128,6 @@ def fold(names: Iterable[str]) -> list[str]:
         else:
             folded.append(f"{prefix}[{','.join(ranges)}]")
     return folded + sorted(others)
-
-
-def columns(lines: Sequence[Sequence[str]]) -> str:
-    """Cells below one another, two spaces between them, by how wide a terminal draws them; nothing is cut."""
-    widths = [max(map(width_of, column)) for column in zip(*lines, strict=True)]
-    padded = (
-        (cell + " " * (width - width_of(cell)) for cell, width in zip(line, widths, strict=True)) for line in lines
-    )
-    return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
 def width_of(text: str) -> int:

@@ -46,10 +46,8 @@ def incidents(asked: Asked, job: str | None, user: str | None, **which: Any) -> 
 
     \b
     Examples:
-      slurm-watchdog incidents
-      slurm-watchdog incidents --job 4711 --json
       slurm-watchdog incidents --since 7d --kind gpu_fault --limit 20
-      slurm-watchdog incidents --journal ~/.slurm-watchdog/4711   of an `run --job` that has ended
+      slurm-watchdog incidents --journal ~/.slurm-watchdog/4711   of a `run --job` that has ended
     """
     from slurm_watchdog.cli.show import hints_of
 
@@ -130,7 +128,6 @@ def nodes(asked: Asked, node: str | None, mended: str | None) -> Answer:
 
     \b
     Examples:
-      slurm-watchdog nodes
       slurm-watchdog nodes n17
       slurm-watchdog nodes n17 --mended "GPU 3 exchanged"
     """
@@ -157,6 +154,7 @@ def nodes(asked: Asked, node: str | None, mended: str | None) -> Answer:
     -A, --account ACCOUNT  Jobs of these accounts alone.
     -p, --partition PARTITION  Jobs of these partitions alone.
     -j, --job J  This job alone. See also: slurm-watchdog show.
+    --html F  ignored: use --json, and Grafana for plots
     --save-time TIME=60s  Time that a checkpoint takes, for the advice on its interval.
     """,
     ROWS_ONLY,
@@ -171,7 +169,6 @@ def report(asked: Asked, week: bool, save_time: float, **query: Any) -> Answer:
 
     \b
     Examples:
-      slurm-watchdog report
       slurm-watchdog report --from 2026-11-01 --to 2026-12-01 --account vision
       slurm-watchdog report --json | jq .share
     """
@@ -225,8 +222,6 @@ def silence(asked: Asked, kind: tuple[str, ...], job: tuple[str, ...], node: tup
     \b
     Examples:
       slurm-watchdog silence --node n[1-3] --for 4h --reason "new firmware"
-      slurm-watchdog silence --kind slow_job --job 4711
-      slurm-watchdog silence
       slurm-watchdog silence --end 3f2a9c11
     """
     selects, for_s, reason = bool(kind or job or node), given["for"], given["reason"] or ""

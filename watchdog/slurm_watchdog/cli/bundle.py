@@ -1,4 +1,4 @@
-"""`explain --bundle`: an incident with all its evidence as one file, for a colleague, a vendor, or the day after.
+"""`show --bundle`: an incident with all its evidence as one file, for a colleague, a vendor, or the day after.
 
 Readable text where people look, JSON beside it for programs. What looks like a secret is masked again on
 its way out; the names of files are made of harmless letters only.
@@ -16,14 +16,14 @@ import tarfile
 import zlib
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 from typing import Any, NamedTuple
 
 from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.redact import mask_line
-from slurm_watchdog.base.text import columns
 from slurm_watchdog.cli.options import ClientError
 from slurm_watchdog.cli.terminal import moment
 from slurm_watchdog.parse.stacks.py_spy_json import whole_dumps
@@ -32,19 +32,18 @@ MAX_NAME = 80
 MAX_UNPACKED = 32 << 20  # Of one Flight Recorder dump.
 INDEXED = ("at", "kind", "number", "incident", "taken")  # What `incident.json` has of each piece of evidence.
 ENDINGS = (".tar.zst", ".tar.gz", ".tgz", ".tar")
-DOCUMENTS = {
-    "diagnosis": "groups of ranks, which one differs, and how",
-    "job": "what the controller knew of the job when the incident began",
-}
-HEAD = """\
-Incident {id} as slurm-watchdog {version} kept it, packed at {at}. What is in this folder, every file of it:
+README = """\
+Incident {id} as slurm-watchdog {version} kept it, packed at {at}.
 
-{files}
+incident.json          who, since when, why, what was done; timeline.txt is the same as lines
+diagnosis.json         groups of ranks, which one differs, and how
+job.json               what the controller knew of the job when the incident began
+stacks/NODE/rank-N.txt the newest dump of each rank, as py-spy prints it: slurm-watchdog group-stacks THIS_FOLDER/stacks
+NODE/rank-N/state.txt  its state in the kernel, connections, variables; beside it what its Flight Recorder kept, for
+                       slurm-watchdog diagnose: else such a file can run code, as any pickle
+NODE/log-NAME.txt      the end of a log; kernel.txt: of the node's kernel log
+NODE/node.txt          versions, settings, core files and the rest of its answer; node.json has all, for programs
 """
-FOOT = """
-stacks/ holds the newest dump of every rank, a file each: slurm-watchdog group-stacks THIS_FOLDER/stacks
-"""
-
 Fetch = Callable[[Any], Any]  # The document of one piece of an explanation's evidence.
 
 
@@ -53,7 +52,6 @@ class File(NamedTuple):
 
     name: str
     data: bytes
-    about: str
 
 
 def check_name(path: str) -> None:
@@ -73,27 +71,19 @@ def check_name(path: str) -> None:
 def write_bundle(path: str, explanation: Any, fetch: Fetch) -> int:
     """Writes the bundle of one incident, readable for its writer alone; returns how many files are in it. Raises
     ClientError; leaves no half of a file."""
-    check_name(path)
-    made_at = clock.wall()
-    incident_id = str(explanation["incident"]["id"])
-    written: list[File] = []
-    partial = f"{path}.partial"
+    made_at, incident_id, partial, count = clock.wall(), str(explanation["incident"]["id"]), f"{path}.partial", 0
+    text = README.format(id=incident_id, version=__version__, at=moment(made_at))
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with (
             os.fdopen(os.open(partial, flags, 0o600), "wb") as raw,
             tarfile.open(fileobj=raw, mode="w:gz" if path.endswith("gz") else "w") as tar,
         ):
-
-            def add(file: File) -> None:
+            for file in chain([File("README.txt", text.encode())], bundle_files(explanation, fetch)):
                 about = tarfile.TarInfo(f"incident-{safe_name(incident_id)}/{file.name}")
                 about.size, about.mtime, about.mode = len(file.data), int(made_at), 0o600
                 tar.addfile(about, io.BytesIO(file.data))
-                written.append(file._replace(data=b""))
-
-            for file in bundle_files(explanation, fetch):
-                add(file)
-            add(readme(incident_id, made_at, written))
+                count += 1
         if path.endswith(".zst"):
             subprocess.run(["zstd", "-q", partial, "-o", path], check=True, capture_output=True)
         else:
@@ -103,24 +93,15 @@ def write_bundle(path: str, explanation: Any, fetch: Fetch) -> int:
     finally:
         with suppress(FileNotFoundError):
             os.unlink(partial)
-    return len(written)
-
-
-def readme(incident_id: str, made_at: float, written: Sequence[File]) -> File:
-    """The README of a bundle: each file in it with a description."""
-    listed = columns([("README.txt", "this list"), *((file.name, file.about) for file in written)])
-    foot = FOOT if any(file.name.startswith("stacks/") for file in written) else ""
-    head = HEAD.format(id=incident_id, version=__version__, at=moment(made_at), files=listed)
-    return File("README.txt", (head + foot).encode(), "this list")
+    return count
 
 
 def bundle_files(explanation: Any, fetch: Fetch) -> Iterator[File]:
     """Every file of the bundle but the README; one node's evidence in memory at a time."""
     pieces = explanation.get("evidence", [])
     index = [{key: piece[key] for key in INDEXED if key in piece} for piece in pieces]
-    yield File("incident.json", _json(explanation | {"evidence": index}), "who, since when, why, what was done")
-    timeline = (f"{moment(each['at'])}  {each['text']}" for each in explanation.get("timeline", []))
-    yield File("timeline.txt", _lines(timeline), "the same as lines")
+    yield File("incident.json", _json(explanation | {"evidence": index}))
+    yield File("timeline.txt", _lines(f"{moment(at['at'])}  {at['text']}" for at in explanation.get("timeline", [])))
     taken: Counter[str] = Counter()
     for piece in pieces:
         document = piece.get("document")
@@ -134,40 +115,31 @@ def bundle_files(explanation: Any, fetch: Fetch) -> Iterator[File]:
         if of_node:
             yield from node_files(place, document)
         else:
-            yield File(f"{place}.json", _json(document), DOCUMENTS.get(piece["kind"], "evidence"))
+            yield File(f"{place}.json", _json(document))
 
 
 def node_files(place: str, node: dict[str, Any]) -> Iterator[File]:
     """What one node answered, as files below `place`."""
-    folders: dict[Any, str] = {}
     for each in node.get("ranks", []):
-        number, is_rank = each.get("rank"), each.get("role") == "rank"
-        folder = f"{place}/rank-{int(number)}" if number is not None else f"{place}/pid-{int(each['pid'])}"
-        if is_rank:
-            folders[number] = folder
-        else:
-            folder += f"-worker-{int(each['pid'])}"
+        number, pid, is_rank = each.get("rank"), int(each["pid"]), each.get("role") == "rank"
+        folder = f"{place}/pid-{pid}" if number is None else f"{place}/rank-{int(number)}"
+        folder += "" if is_rank else f"-worker-{pid}"
         # A rank's stacks are by themselves: beside other text, their reader takes that text for processes.
-        name = f"stacks/{folder}.txt" if is_rank else f"{folder}/stacks.txt"
-        yield File(name, _lines(stack_lines(each)), "newest dump, as py-spy prints it")
-        state = {key: value for key, value in each.items() if key != "dumps"}
-        yield File(f"{folder}/state.txt", _lines(plain(state)), "its state in the kernel, connections, variables")
-        yield File(f"{folder}/evidence.json", _json(each), "everything of this process, with all dumps")
-    files = node.get("files", [])
-    for file in files:
+        yield File(f"stacks/{folder}.txt" if is_rank else f"{folder}/stacks.txt", _lines(stack_lines(each)))
+        yield File(f"{folder}/state.txt", _lines(plain({key: each[key] for key in each if key != "dumps"})))
+    for file in node.get("files", []):
         if file.get("content"):
-            name = f"{folders.get(file.get('rank'), place)}/flight_recorder.pickle"
-            words = "slurm-watchdog diagnose reads it; else it can run code, as any pickle"
-            yield File(name, unpacked(file["content"]), words)
+            folder = place if file.get("rank") is None else f"{place}/rank-{int(file['rank'])}"
+            yield File(f"{folder}/flight_recorder.pickle", unpacked(file["content"]))
     for path, lines in node.get("log_lines", []):
-        name = f"{place}/log-{safe_name(os.path.basename(path))}.txt"
-        yield File(name, _lines([f"# the end of {path}", *lines]), "the end of a log")
+        end = _lines([f"# the end of {path}", *lines])
+        yield File(f"{place}/log-{safe_name(os.path.basename(path))}.txt", end)
     if node.get("kernel_lines"):
-        yield File(f"{place}/kernel.txt", _lines(node["kernel_lines"]), "last lines of the node's kernel log")
-    rest = {key: value for key, value in node.items() if key not in ("ranks", "log_lines", "kernel_lines")}
-    rest["files"] = [{key: value for key, value in file.items() if key != "content"} for file in files]
-    yield File(f"{place}/node.txt", _lines(plain(rest)), "versions, settings, core files and the rest of its answer")
-    yield File(f"{place}/node.json", _json(rest), "the same for programs")
+        yield File(f"{place}/kernel.txt", _lines(node["kernel_lines"]))
+    files = [{key: file[key] for key in file if key != "content"} for file in node.get("files", [])]
+    rest = {key: node[key] for key in node if key not in ("ranks", "log_lines", "kernel_lines")}
+    yield File(f"{place}/node.txt", _lines(plain(rest | {"files": files})))
+    yield File(f"{place}/node.json", _json(node | {"files": files}))
 
 
 def plain(document: dict[str, Any], margin: str = "") -> Iterator[str]:
@@ -224,7 +196,7 @@ def _masked(value: object) -> object:
     if isinstance(value, list):
         return [_masked(each) for each in value]
     if isinstance(value, dict):
-        return {key: each if key == "content" else _masked(each) for key, each in value.items()}
+        return {key: _masked(each) for key, each in value.items()}
     return value
 
 

@@ -115,9 +115,6 @@ def _filled(path: str, parts: tuple[object, ...]) -> str:
     return path.format(*(quote(str(each), safe="") for each in parts))
 
 
-# ----------------------------------------------------------------------------------------- which controller
-
-
 def find(asked: Asked, incident_id: str | None = None) -> Client:
     """The controller that was named, this machine's, or the user's own and only run; where a journal can answer else
     that of the user's newest run that has ended, or of the newest that has the incident. Raises ClientError, and

@@ -44,6 +44,7 @@ MAX_SCRIPT_BYTES = 4 << 20  # Slurm takes scripts of up to 4 MiB (max_script_siz
     --deadline TIME  Answer within TIME (20s), whatever hangs; with --node.
     --only RULES  Only these findings (service,nvml,munge,…); with --node.
     --notify  Send a test notification to every receiver, and then that it is over.
+    --torch F  ignored: no finding depends on PyTorch's release any more
     --severity info|warning|critical=info  Of that test; a critical one also mentions people and pages.
     """,
     options.ASKS,
@@ -61,9 +62,8 @@ def doctor(
     """Checks a cluster, node, job or job script (- is standard input) for missing settings.
 
     Without an argument: the cluster, from the management node. Each finding is one sentence, what it was seen from,
-    and the line to add. It changes nothing. A hint alone is code 0.
-
-    Exit code 0 nothing is missing, 1 warning, 2 critical, 3 unknown (something that matters could not be seen).
+    and the line to add. It changes nothing. Exit code 0 nothing is missing (a hint alone: 0), 1 warning, 2 critical,
+    3 unknown (something that matters could not be seen).
 
     With --config F and no SCRIPT, --job, --node or --socket it checks that file, and the site's knowledge files that it
     names: every error with its key or place and line, and warnings. Exit code 0, or 2 with errors.
@@ -73,13 +73,10 @@ def doctor(
 
     \b
     Examples:
-      slurm-watchdog doctor
       slurm-watchdog doctor --node              on a compute node, as root
       slurm-watchdog doctor --node --deadline 20s --only nvml,state_space    for a HealthCheckProgram
       slurm-watchdog doctor train.sbatch        no root, no controller, no Slurm needed
-      slurm-watchdog doctor --job 4711 --json
       slurm-watchdog doctor --config my.yaml    every error of this file
-      slurm-watchdog doctor --notify
     """
     if sum((script is not None, job is not None, node, notify)) > 1:
         raise click.UsageError("give a script, --job, --node or --notify, not several of them")

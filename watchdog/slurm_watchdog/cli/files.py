@@ -88,9 +88,6 @@ def files_in(paths: Sequence[str], problems: list[str]) -> Iterator[tuple[str, s
                     yield (name if len(given) == 1 else f"{os.path.relpath(base, common)}/{name}"), str(whole)
 
 
-# ---------------------------------------------------------------------------------------------- kernel logs
-
-
 def read_kernel_logs(paths: Sequence[str]) -> Answer:
     """What the kernel reported in each file."""
     from slurm_watchdog.diagnose.kernel_log.block_scan import KernelScan
@@ -192,13 +189,11 @@ def _resource(line: JudgedLine) -> str:
     return ", ".join(each for each in of if each)
 
 
-# -------------------------------------------------------------------------------- dumps of the Flight Recorder
-
-
 def read_dumps(paths: Sequence[str]) -> Answer:
     """Who keeps the others waiting: code 0: no rank waits; 1: a rank is named; 3: neither is known."""
     from slurm_watchdog.agent.workers.child import limit_address_space
-    from slurm_watchdog.analysis.collective_order import order_of, words_of
+    from slurm_watchdog.analysis.collective_order import order_of
+    from slurm_watchdog.analysis.collective_words import words_of
 
     limit_address_space(MEMORY_BYTES)
     gc.disable()  # what dumps hold is no cycle, and walking over it again and again takes most of the time

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -14,13 +16,20 @@ from slurm_watchdog.base.text import plural
 from slurm_watchdog.cli.files import MAX_FILES, configured, files_in
 from slurm_watchdog.cli.options import EXIT_USAGE, JSON, KNOWLEDGE, Answer, Asked, Refusal, command, warn
 from slurm_watchdog.cli.terminal import advice, show
-
-if TYPE_CHECKING:
-    from slurm_watchdog.config.schema import Config
-    from slurm_watchdog.diagnose.stacks.verdict import StackVerdict
-    from slurm_watchdog.knowledge.remediation_hints import Hint
-    from slurm_watchdog.model.incidents import Culprit
-    from slurm_watchdog.parse.stacks.dump import Dump
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.diagnose.stacks.case import Options
+from slurm_watchdog.diagnose.stacks.sentences import culprit_words
+from slurm_watchdog.diagnose.stacks.topology import parse_topology
+from slurm_watchdog.diagnose.stacks.verdict import StackVerdict, diagnose_dumps
+from slurm_watchdog.knowledge.remediation_hints import Hint, hints_for
+from slurm_watchdog.knowledge.stack_frames import CLASSES
+from slurm_watchdog.model.incidents import Culprit
+from slurm_watchdog.parse.stacks.dump import Dump
+from slurm_watchdog.parse.stacks.headers import header_of_file
+from slurm_watchdog.parse.stacks.py_spy_json import why_broken
+from slurm_watchdog.parse.stacks.text import parse_stacks
+from slurm_watchdog.parse.text_input import Unreadable, read_start, text_of
+from slurm_watchdog.slurm.node_names import ParseError, expand_nodes
 
 MAX_FILE_BYTES = 64 << 20
 MAX_TOTAL_BYTES = 2 << 30
@@ -47,19 +56,15 @@ def group_stacks(
 ) -> Answer:
     """Reads stacks and says whether they show a hang, and which rank keeps the others waiting, if one does.
 
-    A PATH is a file, a directory with a file for each rank or node, or `-` for standard input: what `py-spy
-    dump` prints (text or --json, --native, --locals), faulthandler, gdb, pystack, /proc/PID/stack; plain or
-    gzip; many dumps in one file; with the prefixes of srun --label
-    or pdsh; pasted into a document. Nothing is asked and nothing is touched. Several dumps of the same ranks,
-    taken some 20 s apart,
-    tell stuck from busy; so does the time since the last step. Exit code 0 nothing wrong, 1 something found,
-    2 nothing could be read.
+    A PATH is a file, a directory with a file for each rank or node, or `-` for standard input: what `py-spy dump`
+    prints (text or --json, --native, --locals), faulthandler, gdb, pystack, /proc/PID/stack; plain or gzip; many dumps
+    in one file; with the prefixes of srun --label or pdsh; pasted into a document. Several dumps of the same ranks,
+    taken some 20 s apart, tell stuck from busy; so does the time since the last step. Nothing is asked or touched.
+    Exit code 0 nothing wrong, 1 something found, 2 nothing could be read.
 
     \b
     Examples:
-      slurm-watchdog group-stacks trace-*.out
-      slurm-watchdog group-stacks stacks/ --ranks 64 --since-last-step 1800 --typical-step 12
-      slurm-watchdog group-stacks stacks/ --since-last-step 1800 --topology tp=4,pp=8
+      slurm-watchdog group-stacks stacks/ --ranks 64 --since-last-step 1800 --typical-step 12 --topology tp=4,pp=8
       srun --overlap --label … py-spy dump … | slurm-watchdog group-stacks -
     """
     given |= {"since_last_step_s": since_last_step, "typical_step_s": typical_step}
@@ -68,10 +73,6 @@ def group_stacks(
 
 def read_stacks(paths: Sequence[str], config: Config | None, given: dict[str, Any]) -> Answer:
     """What the stacks in files say; `given` is what else is known: see Options. Raises Refusal if there are none."""
-    from slurm_watchdog.diagnose.stacks.case import Options
-    from slurm_watchdog.diagnose.stacks.topology import parse_topology
-    from slurm_watchdog.diagnose.stacks.verdict import diagnose_dumps
-
     files = read_stack_files(paths)
     if files.recorded:
         what = f"{plural(files.recorded, 'file is a dump', 'files are dumps')} of PyTorch's Flight Recorder"
@@ -95,9 +96,6 @@ def read_stacks(paths: Sequence[str], config: Config | None, given: dict[str, An
     return Answer(_document(verdict), lambda: _print(verdict), EXIT_USAGE if unknown else verdict.is_hang)
 
 
-# ------------------------------------------------------------------------------------------- files
-
-
 class StackFiles(Struct):
     """What files hold."""
 
@@ -109,11 +107,6 @@ class StackFiles(Struct):
 
 def read_stack_files(paths: Sequence[str]) -> StackFiles:
     """Every dump in files, in directories of them, or on standard input (`-`)."""
-    from slurm_watchdog.parse.stacks.dump import Dump
-    from slurm_watchdog.parse.stacks.headers import header_of_file
-    from slurm_watchdog.parse.stacks.text import parse_stacks
-    from slurm_watchdog.parse.text_input import Unreadable, read_start, text_of
-
     texts: dict[str, str] = {}
     unreadable: list[str] = []
     recorded = total = 0
@@ -156,8 +149,6 @@ def read_stack_files(paths: Sequence[str]) -> StackFiles:
 
 def _why_broken(text: str, found: Sequence[Dump]) -> str:
     """How a file of JSON is broken; empty if it is whole, or none."""
-    from slurm_watchdog.parse.stacks.py_spy_json import why_broken
-
     return "" if found and text.rstrip().endswith(("]", "}")) else why_broken(text)
 
 
@@ -181,8 +172,6 @@ def is_archive(data: bytes) -> bool:
 
 def _of_each_node(dump: Dump) -> Iterator[Dump]:
     """A dump that several nodes wrote alike (`gpu[01-02]`, as `clush -b` and `dshbak -c` print it) is one of each."""
-    from slurm_watchdog.slurm.node_names import ParseError, expand_nodes
-
     nodes: Sequence[str] = (dump.header.host,)
     if "[" in dump.header.host or "," in dump.header.host:
         with suppress(ParseError):
@@ -193,9 +182,6 @@ def _of_each_node(dump: Dump) -> Iterator[Dump]:
 
 def _parts(name: str, data: bytes) -> Iterator[tuple[str, bytes]]:
     """The file itself, or if it is an archive the files in it."""
-    import io
-    import tarfile
-
     if not is_archive(data):
         yield name, data
         return
@@ -206,11 +192,7 @@ def _parts(name: str, data: bytes) -> Iterator[tuple[str, bytes]]:
                 yield member.name, file.read(MAX_FILE_BYTES)
 
 
-# ------------------------------------------------------------------------------------------- output
-
-
 def _document(verdict: StackVerdict) -> dict[str, Any]:
-    from slurm_watchdog.knowledge.stack_frames import CLASSES
 
     return {
         "ranks": verdict.ranks,
@@ -253,8 +235,6 @@ def _people(culprits: Sequence[Culprit]) -> list[dict[str, Any]]:
 def _hints(verdict: StackVerdict) -> tuple[Hint, ...]:
     """What this usually is and what to try next, from the knowledge of the house. May be wrong for the case:
     it is said so."""
-    from slurm_watchdog.knowledge.remediation_hints import hints_for
-
     if not verdict.is_hang:
         return ()
     text = "\n".join([verdict.summary, *(frame for group in verdict.groups[:GROUPS_SHOWN] for frame in group.frames)])
@@ -262,7 +242,6 @@ def _hints(verdict: StackVerdict) -> tuple[Hint, ...]:
 
 
 def _print(verdict: StackVerdict) -> None:
-    from slurm_watchdog.diagnose.stacks.sentences import culprit_words
 
     people = (
         ("Suspects", verdict.culprits if len(verdict.culprits) > 1 else ()),

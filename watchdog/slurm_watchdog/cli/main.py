@@ -16,34 +16,21 @@ import click
 
 from slurm_watchdog import __version__
 from slurm_watchdog.cli import options
-from slurm_watchdog.cli.options import DEFAULT_CONFIG, EXIT_UNKNOWN, EXIT_USAGE, JOB_ID, ON_TOP, TYPED, Refusal, warn
+from slurm_watchdog.cli.options import DEFAULT_CONFIG, EXIT_UNKNOWN, EXIT_USAGE, JOB_ID, ON_TOP, TYPED, Refusal
 
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What a full or broken disk answers to what is written into a file that is open already."""
 
 
-SELECT = "name the jobs: $(squeue -h -t R -w NODES -o %i)"
 REMOVED: Final[Mapping[str, str]] = {
     "ack": "use: slurm-watchdog silence --kind KIND --job JOB",
     "ca": "use certificates of your site's own authority, or the openssl lines of docs/authentication.md",
     "demo": "use, in a clone of the repository: make demo",
     "drain": "use: scontrol update NodeName=NODE State=DRAIN Reason=TEXT",
     "undrain": "use: scontrol update NodeName=NODE State=RESUME",
-    **{f"restart --{name}": SELECT for name in ("partition", "account", "node", "reservation", "user")},
-    "test-nodes --job": "name the nodes, such as those of scontrol show job",
 }
-"""Commands that releases before this one had, and options without which a command would do something else, with what
-to use instead, a clause. A row stays for one release."""
-IGNORED: Final[Mapping[str, str]] = {
-    "doctor --torch": "no finding depends on PyTorch's release any more",
-    "report --html": "use --json, and Grafana for plots",
-    "run --resume-option": "$SLURM_WATCHDOG_RESUME_FROM has the last checkpoint from before a bad loss",
-    "test-nodes --directory": "each test is a salloc, which prints its output",
-    "test-nodes --interface": "the way between nodes is that of their addresses; else see node_tests.program",
-    "test-nodes --no-second-look": "what looks bad is measured twice",
-}
-"""Options of releases before this one that are read and not used for one release; each costs a warning."""
-
+"""Commands that releases before this one had, with what to use instead, a clause. A row stays for one release; so does
+one of an option, whose help begins with `ignored:` or `removed:`."""
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "run": ("run", "Run a command under the watchdog, or watch a job of yours."),
     "status": ("status", "What is watched and whether all is well."),
@@ -62,7 +49,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "controller": ("services.controller", "The service on the management node."),
     "replay": ("replay", "Replay a recording offline: what would have been done."),
     "helper": ("services.helper", "Performs the agent's privileged operations."),
-    "scan-log": ("diagnose.scan_log", "Find the root cause in job logs."),
+    "scan-log": ("scan_log", "Find the root cause in job logs."),
     "group-stacks": ("group_stacks", "Group the stacks of all ranks: which one differs."),
 }
 """A command: its module beside this one, with its name there where that is another one, and what it does, for the list
@@ -121,25 +108,6 @@ def renamed(old: str, *words: str) -> list[str]:
     return [*new, *given]
 
 
-def without_ignored(command: str, words: list[str]) -> list[str]:
-    """The words of a command line without options that have no effect any more, each with a warning. What follows
-    `run` belongs to it up to `--` only: without that, all is left to click."""
-    if command == "run" and "--" not in words:
-        return words
-    kept: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        option, equals, _ = word.partition("=")
-        name = f"{command} {option}"
-        if name not in IGNORED:
-            kept += [word, *rest] if word == "--" else [word]
-            continue
-        warn(f"Warning: {option} was removed and has no effect; {IGNORED[name]}")
-        if not equals and not option.startswith("--no-"):
-            next(rest, None)
-    return kept
-
-
 class Program(click.Group):
     """The commands, and what holds for the output of each."""
 
@@ -149,8 +117,6 @@ class Program(click.Group):
             args = [*args[1:], "--help"]
         if args and args[0] in RENAMED:
             args = renamed(*args)
-        if args:
-            args = [args[0], *without_ignored(args[0], args[1:])]
         ctx.meta[TYPED] = tuple(args)
         return super().parse_args(ctx, args)
 
@@ -179,13 +145,12 @@ class Program(click.Group):
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
-            error = _removed(error)
             at = getattr(error, "ctx", None) or ctx
             has_json = isinstance(at.command, click.Group) or any(each.name == "json" for each in at.command.params)
             if as_json and has_json:
                 todo = error.todo if isinstance(error, Refusal) else f"See: {at.command_path} --help"
                 options.print_json({"error": error.format_message(), "next": todo})
-            raise error from None
+            raise
         except ModuleNotFoundError as error:
             click.echo(options.needs_package(error), err=True)
             sys.exit(EXIT_USAGE)
@@ -203,15 +168,6 @@ class Program(click.Group):
             with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed
             sys.exit(EXIT_UNKNOWN)
-
-
-def _removed(error: click.ClickException) -> click.ClickException:
-    """The error; of an option that was removed one that names the alternative."""
-    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
-        option = f"{error.ctx.info_name} {error.option_name}"
-        if option in REMOVED:
-            return click.UsageError(f"slurm-watchdog {option} was removed; {REMOVED[option]}", error.ctx)
-    return error
 
 
 def _print_version(context: click.Context, _parameter: click.Parameter, asked: bool) -> None:

@@ -52,7 +52,8 @@ ROW = re.compile(
     r"(?:  (?P<help>.*))?"
 )
 """An option or, without a dash, an argument: its names, what its value is called, the range of a number, its default,
-`…` where it can be given again, its help, after two spaces, in which `[$NAME]` is a variable of the environment."""
+`…` where it can be given again, its help, after two spaces, in which `[$NAME]` is a variable of the environment. One of
+the release before is `ignored: ` with a warning, or `removed: `, with what to use instead, and in no list."""
 
 
 class Value(click.ParamType[Any]):
@@ -138,6 +139,9 @@ def _parameter(row: str) -> click.Parameter:
     if not names.startswith("-"):
         required, shown = not metavar.startswith("["), f"{metavar}{many or ''}"
         return click.Argument([names], type=kind, metavar=shown, nargs=-1 if many else 1, required=required)
+    if text.startswith(("ignored: ", "removed: ")):
+        gone: dict[str, Any] = {"callback": _gone, "expose_value": False, "hidden": True, "help": text}
+        return click.Option([names], is_flag=metavar is None, **gone)
     if metavar is None:
         return click.Option(names.split(", "), is_flag=True, default="/" in names, help=text)
     if low and metavar in ("N", "K"):
@@ -152,6 +156,16 @@ def _parameter(row: str) -> click.Parameter:
     return click.Option(
         names.split(", "), type=kind, metavar=metavar, callback=_flat if metavar == "NODE" else None, **more
     )
+
+
+def _gone(context: click.Context, parameter: click.Parameter, given: object) -> None:
+    """Of an option of the release before. Raises UsageError if without it the command would do something else."""
+    row = parameter.to_info_dict()
+    what, _, todo = row["help"].partition(": ")
+    if given and what == "removed":
+        context.fail(f"slurm-watchdog {context.info_name} {row['opts'][0]} was removed; {todo}")
+    if given:
+        warn(f"Warning: {row['opts'][0]} was removed and has no effect; {todo}")
 
 
 def _flat(context: click.Context, parameter: click.Parameter, given: tuple[list[str], ...]) -> tuple[str, ...]:

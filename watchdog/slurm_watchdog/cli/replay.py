@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,10 +13,11 @@ from slurm_watchdog.cli.ask import named
 from slurm_watchdog.cli.files import configured
 from slurm_watchdog.cli.options import EXIT_USAGE, JSON, KNOWLEDGE, Answer, Asked, command, warn
 from slurm_watchdog.cli.terminal import show
-
-if TYPE_CHECKING:
-    from slurm_watchdog.config.schema import Config
-    from slurm_watchdog.replay.player import Outcome
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.api.views import shown
+from slurm_watchdog.parse.text_input import Unreadable, opened
+from slurm_watchdog.replay.player import Outcome, numbered_ids
+from slurm_watchdog.replay.player import replay as play
 
 DATED_FROM = 1e8
 """A clock that says more than three years is a date (seconds since 1970); anything less counts from the
@@ -26,21 +27,14 @@ MUCH_SKIPPED = 0.1  # Where this share of a trace was skipped, nothing found say
 
 @command("traces TRACE…", "--config F  Configuration file. [default: every setting's default]", KNOWLEDGE, JSON)
 def replay(asked: Asked, traces: tuple[str, ...]) -> Answer:
-    """Reads traces (*trace v1*, plain or gzip; `-` is standard input), each alone, and prints what would
-    have been found and done. It asks neither Slurm nor a controller, and takes no action. Exit code
-    0 nothing found, 1 something found, 2 a trace cannot be read, or nothing was found and a tenth of its lines or
-    more was skipped, such as lines whose time goes back.
+    """Reads traces (*trace v1*, plain or gzip; `-` is standard input), each alone; says what would have been found and
+    done. It asks neither Slurm nor a controller, and takes no action. Exit code 0 nothing found, 1 something found,
+    2 a trace cannot be read, or nothing was found and a tenth of its lines or more was skipped.
 
     \b
-    Examples:
+    Example:
       slurm-watchdog replay /var/tmp/today.jsonl     written by: slurm-watchdog controller --record /var/tmp/today.jsonl
-      slurm-watchdog replay --json --config /etc/slurm-watchdog/config.yaml trace.jsonl
     """
-    import logging
-
-    from slurm_watchdog.config.schema import Config
-    from slurm_watchdog.controller.api.views import shown
-    from slurm_watchdog.replay.player import numbered_ids
 
     config = configured(asked.config) or Config()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
@@ -75,9 +69,6 @@ def _name(path: str) -> str:
 
 def _replay_one(path: str, config: Config, new_id: Callable[[], str]) -> Outcome | None:
     """The outcome of one trace; None, after a warning, if it cannot be read or holds no trace."""
-    from slurm_watchdog.parse.text_input import Unreadable, opened
-    from slurm_watchdog.replay.player import replay as play
-
     try:
         with opened(path) as file:
             outcome = play(file.read1, config, new_id)

@@ -31,6 +31,7 @@ RECONNECT_LIMIT_S = 120.0  # Wait for a controller that is itself restarted; it 
 UNSEEN_ANSWERS = 3
 """Answers in a row without an action, after which it is not waited for: an older controller hides it."""
 ORDER = ("cannot be asked", "failed", "under way", "not needed", "done")
+SELECTORS = ("partition", "account", "node", "reservation", "user")  # Of the release before.
 ENDS = {"ok": "done", "needless": "not needed", "failed": "failed"}
 
 
@@ -63,6 +64,7 @@ def parse_date(value: str, at: float) -> float:
     --dry-run  With --save-only: only list them, those first that cannot be asked.
     --no-wait  Do not wait for the end.
     """,
+    *(f"--{name} X  removed: name the jobs: $(squeue -h -t R -w NODES -o %i)" for name in SELECTORS),
     ASKS,
     refused=EXIT_FOUND,
 )
@@ -73,11 +75,9 @@ def restart(
 
     A job with a supervisor (slurm-watchdog run) is started again in its allocation, and requeued only where that
     cannot be. A job that is known to hang cannot see a kill switch: it is restarted at once, if you confirm it or
-    give --now. Several jobs are restarted at once; a table says what became of each.
-
-    The guards that protect the job hold here, too (paused, Slurm not answering, storage unavailable, job not
-    requeueable); cooldown, budget and mode don't. Exit code 0 when the job trains again (with --no-wait: when
-    it was allowed), 1 when it was refused or failed, 3 when its end is not known.
+    give --now. Of several jobs a table says what became of each. The guards that protect the job hold here, too
+    (paused, Slurm not answering, storage unavailable, job not requeueable); cooldown, budget and mode don't.
+    Exit code 0 when the job trains again (--no-wait: when it was allowed), 1 refused or failed, 3 its end is not known.
 
     With --save-only every JOB that can see its kill switch is asked to save, and a complete checkpoint of each is
     waited for; the table has those first that cannot be asked or did not save. With --hold a job that has saved is put
@@ -86,12 +86,9 @@ def restart(
     \b
     Examples:
       slurm-watchdog restart 4711 --exclude n7 --reason "slow GPU"
-      slurm-watchdog restart 4711 --now
-      slurm-watchdog restart 4711 --cancel
       slurm-watchdog restart --exclude n7 $(squeue -h -t R -w n7 -o %i)
       slurm-watchdog restart --save-only 4711 4712 --before 06:00 --hold --reason "storage moves"
-      slurm-watchdog restart --save-only --dry-run $(squeue -h -t R -w 'n[17-20]' -o %i)
-      slurm-watchdog restart --save-only --all
+      slurm-watchdog restart --save-only --all --dry-run
     """
     saves, wish = how["save_only"], Wish.HOLD if how["hold"] else Wish.SAVE if how["save_only"] else Wish.RESTART
     before = _date_of(how["before"])
@@ -165,9 +162,6 @@ def _ask_one(client: Client, asked: Asked, body: documents.RestartRequest) -> An
         if not click.confirm("Requeue it now?", err=True):
             raise
     return client.post(Answered, "/v1/restart", body=structs.replace(body, now=True))
-
-
-# ----------------------------------------------------------------------------------------------- many jobs
 
 
 def named_jobs(client: Client, job_ids: Sequence[str]) -> list[SelectedJob]:

@@ -42,6 +42,7 @@ OF_JOB = ("act", "listen", "page", "kill_switch")  # Options that go with `--job
     --listen HOST:PORT  With --job: address of this machine that the nodes reach. [default: automatic; a free port]
     --page HOST:PORT  With --job: serve the page there, such as on 127.0.0.1:9767. [default: no page]
     --kill-switch PATH  With --job: the trainer looks for this file at each step; {job_id} and {restarts} may be in it.
+    --resume-option X  ignored: $SLURM_WATCHDOG_RESUME_FROM has the last checkpoint from before a bad loss
     words [COMMAND]…
     """,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
@@ -49,9 +50,8 @@ OF_JOB = ("act", "listen", "page", "kill_switch")  # Options that go with `--job
 def run(asked: Asked, words: tuple[str, ...], **options: object) -> NoReturn:
     """Starts COMMAND, what follows `--` (torchrun, deepspeed, python, srun …), and again when it hangs or fails.
 
-    COMMAND has to continue from its newest checkpoint; after a bad loss $SLURM_WATCHDOG_RESUME_FROM
-    names the last good one. Exit code: that of COMMAND's last run,
-    128 + N if signal N ended it; 2 if it could not be started.
+    COMMAND has to continue from its newest checkpoint; after a bad loss $SLURM_WATCHDOG_RESUME_FROM names the last good
+    one. Exit code: that of its last run, 128 + N if signal N ended it; 2 if it could not be started.
 
     In a batch script, on a node with the site's watchdog, that one watches: it orders a restart in the same
     allocation, without the nodes that are to blame, on spares (sbatch --nodes=N+S --no-kill). Before each
@@ -70,8 +70,6 @@ def run(asked: Asked, words: tuple[str, ...], **options: object) -> NoReturn:
     Examples:
       slurm-watchdog run --spares 1 -- srun python train.py    in a batch script
       slurm-watchdog run -- torchrun --nproc-per-node 8 train.py --save-dir ckpt
-      slurm-watchdog run --checkpoint-dir ckpt --max-restarts 10 -- python train.py
-      slurm-watchdog run --observe -- bash train.sh
       slurm-watchdog run --job 4711 --act                      a job that runs already
       slurm-watchdog status --socket DIR/controller.sock       from another terminal
     """

@@ -21,15 +21,12 @@ AGENT = "slurm-watchdog-agent"
 def agent(asked: Asked, once: bool) -> NoReturn:
     """The service on a compute node: observes the jobs there and reports to the controller.
 
-    At SIGHUP (systemctl reload) it reads its configuration again, and takes it whole or not at all.
-
-    With --once it looks twice, a second apart, and prints what it sees: processes, logs, GPUs, filesystems,
-    checkpoints, what the kernel said, what hangs. Nothing is sent or kept, and an agent that runs beside it
-    is not disturbed. Exit code 1 if it could not see which processes there are.
+    At SIGHUP (systemctl reload) it reads its configuration again, and takes it whole or not at all. With --once it
+    looks twice, a second apart, and prints what it sees; nothing is sent or kept, and an agent beside it is not
+    disturbed. Exit code 1 if it could not see which processes there are.
 
     \b
     Examples:
-      slurm-watchdog agent --config /etc/slurm-watchdog/config.yaml
       slurm-watchdog agent --once             as tables, for a person
       slurm-watchdog agent --once --json      the report that would be sent
     """
@@ -58,10 +55,10 @@ def agent(asked: Asked, once: bool) -> NoReturn:
     --kill-switch-prefix DIRECTORY…  Kill switches may lie below it, too: as `jobs.kill_switch_prefixes`. Repeatable.
     --config F  Take `jobs.kill_switch_prefixes` and `knowledge.directory`, and nothing else, from this file,
       which has to be root's.
-    --core-debugger  Of an earlier release, without effect: a unit that has it still starts.
+    --core-debugger  ignored: an incident names the core file: gdb PROGRAM CORE
     """
 )
-def helper(asked: Asked, agent_user: str, kill_switch_prefix: tuple[str, ...], core_debugger: bool) -> NoReturn:
+def helper(asked: Asked, agent_user: str, kill_switch_prefix: tuple[str, ...]) -> NoReturn:
     """Performs the privileged operations of an agent that has no rights itself: a service beside it, with
     exactly the capabilities that this needs.
 
@@ -72,14 +69,11 @@ def helper(asked: Asked, agent_user: str, kill_switch_prefix: tuple[str, ...], c
     \b
     Examples:
       slurm-watchdog helper                     as slurm-watchdog-helper.service starts it
-      slurm-watchdog helper --config /etc/slurm-watchdog/config.yaml
       slurm-watchdog helper --socket /run/test/socket --agent-user monitor
     """
     from slurm_watchdog.agent.helper.__main__ import become_helper
     from slurm_watchdog.model.kill_switch import problem_of_prefix
 
-    if core_debugger:
-        warn("--core-debugger was removed; an incident names the core file: gdb PROGRAM CORE")
     config = trusted_config(asked.config) if asked.config else None
     good = []
     for prefix in (*kill_switch_prefix, *(config.jobs.kill_switch_prefixes if config else ())):
@@ -118,7 +112,6 @@ def controller(asked: Asked, once: bool, record: str | None) -> NoReturn:
 
     \b
     Examples:
-      slurm-watchdog controller --config /etc/slurm-watchdog/config.yaml
       slurm-watchdog controller --once        one look at the cluster
       slurm-watchdog controller --record /var/tmp/today.jsonl
     """
@@ -126,7 +119,7 @@ def controller(asked: Asked, once: bool, record: str | None) -> NoReturn:
     config = load_or_exit(file)
     from slurm_watchdog.base import log_setup
     from slurm_watchdog.controller.app import run_controller
-    from slurm_watchdog.controller.standby import RESTART, restart_process
+    from slurm_watchdog.controller.reload import RESTART, restart_process
 
     log_setup.set_up()
     code = run_controller(config, once=once, record=record, config_file=file)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -15,13 +16,14 @@ from slurm_watchdog.base.text import plural, to_show
 from slurm_watchdog.cli.client import Client, find, own_place
 from slurm_watchdog.cli.options import ASKS, JOB_ID, JOURNAL, NODE_SET, Answer, Asked, ClientError, Refusal, command
 from slurm_watchdog.cli.terminal import as_text, drawn_columns, print_lines, render
-from slurm_watchdog.model.documents import ActionRun, DecisionSummary, Diagnosis, Evidence, Explanation, Incident
+from slurm_watchdog.knowledge.remediation_hints import Hint
+from slurm_watchdog.model.diagnosis_documents import Diagnosis
+from slurm_watchdog.model.documents import ActionRun, DecisionSummary, Evidence, Explanation, Incident
 from slurm_watchdog.model.node_events import NodeHistory
 from slurm_watchdog.model.run_record import Report, RunRecord
 from slurm_watchdog.model.slurm_states import ALIVE
-
-if TYPE_CHECKING:
-    from slurm_watchdog.knowledge.remediation_hints import Hint
+from slurm_watchdog.slurm.accounting import NoAccounting, read_accounting
+from slurm_watchdog.slurm.commands import Commands
 
 SCREEN_LINES = 20  # What is printed without `--all`: it fits a terminal of 24 lines with the prompt.
 CELL_LINES = 3  # Of one sentence on that screen.
@@ -59,8 +61,6 @@ def show(asked: Asked, what: str, bundle: str | None, accounting: bool, **given:
     \b
     Examples:
       slurm-watchdog show 7f3a            an incident; `slurm-watchdog incidents` lists the ids
-      slurm-watchdog show 4711 --all
-      slurm-watchdog show n17
       slurm-watchdog show 7f3a --bundle incident.tar.zst
     """
     if not what.strip():
@@ -91,9 +91,6 @@ def _print(everything: bool, what: str, template: str, **values: Any) -> None:
         left = len(lines) - SCREEN_LINES + 1
         lines[SCREEN_LINES - 1 :] = [f"… and {plural(left, 'more line')}: {to_show(what)} --all"]
     print_lines(lines)
-
-
-# -------------------------------------------------------------------------------------------- incident
 
 
 def _incident(client: Client, found: Explanation, everything: bool, bundle: str | None, as_json: bool) -> Answer:
@@ -189,9 +186,6 @@ def todo_words(found: Explanation) -> str:
     return " ".join(words) or "look at the evidence"
 
 
-# ------------------------------------------------------------------------------------------------- job
-
-
 def _job(client: Client, job_id: str, everything: bool, accounting: bool) -> tuple[Answer, bool]:
     """A job, and whether one of this id is known."""
     found = client.get(Report, "/v1/report", job=job_id, **{"from": 0})
@@ -222,10 +216,6 @@ def is_of_run(path: str) -> bool:
 
 def _recorded(job_id: str) -> tuple[list[RunRecord], str]:
     """The runs that accounting has, and why it is of no use."""
-    import asyncio
-
-    from slurm_watchdog.slurm.accounting import NoAccounting, read_accounting
-    from slurm_watchdog.slurm.commands import Commands
 
     try:
         return asyncio.run(read_accounting(Commands("", os.environ), job_id)), ""
@@ -271,9 +261,6 @@ def _exit_words(exit_code: str) -> str:
     if signal not in ("", "0"):
         return f"signal {signal}"
     return f"exit code {code}" if code not in ("", "0") else ""
-
-
-# ------------------------------------------------------------------------------------------------ node
 
 
 def _node(client: Client, node: str, everything: bool, no_incident: ClientError) -> Answer:

@@ -52,22 +52,16 @@ NO_STATUS = Status(mode="", controller=ControllerState(), slurm=SlurmState(), no
 def status(asked: Asked, watch: bool, every: float, me: bool) -> Answer:
     """What is watched and whether all is well.
 
-    With --watch a screen: what fires, the jobs with their phase, step, the times of their newest steps and
-    how much of their limit has passed without a step, those in trouble first. Piped, the same text as without
-    it, again and again; with --json one document a line.
-
-    From another machine: `--socket munge://HOST:PORT`, or $SLURM_WATCHDOG_SOCKET, where the site has set
-    controller.user_listen. There users are shown only their own jobs.
-
-    Without --socket it asks the controller of this machine; where none answers, your own `run`:
-    several are shown one after the other (with --json: `runs`).
+    With --watch a screen: what fires, the jobs with phase, step, the times of their newest steps and how much of their
+    limit has passed, those in trouble first; piped, the same text again and again; with --json one document a line.
+    From another machine: munge://HOST:PORT, where the site has set controller.user_listen; users see their own jobs.
+    Where no controller answers: your own `run`, several one after the other (with --json: `runs`).
 
     Exit code 0 OK, 1 warning (also a job that is restarting), 2 critical (an incident is firing), 3 unknown (the
     controller gives no answer, or sees nothing). With --watch that of the last look.
 
     \b
     Examples:
-      slurm-watchdog status
       slurm-watchdog status --watch
       slurm-watchdog status --me --socket munge://mgmt1:9768
       slurm-watchdog status --json | jq .incidents

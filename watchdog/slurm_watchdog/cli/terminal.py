@@ -174,21 +174,8 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         lstrip_blocks=True,
     )
-    for each in (
-        advice,
-        as_text,
-        duration,
-        fold_nodes,
-        hours,
-        moment,
-        more,
-        node_time,
-        plural,
-        to_show,
-        who,
-        with_reason,
-    ):
-        environment.filters[each.__name__] = each
+    words = (advice, as_text, duration, fold_nodes, hours, moment, more, node_time, plural, to_show, who, with_reason)
+    environment.filters |= {each.__name__: each for each in words}
     return environment
 
 
@@ -198,19 +185,15 @@ def redraw(look: Callable[[int, int], Iterable[str]], every_s: float) -> None:
 
     from slurm_watchdog.base.loop import sleep
 
-    _write("\x1b[?1049h\x1b[?25l")
+    click.echo("\x1b[?1049h\x1b[?25l", nl=False, color=True)
     try:
         while True:
-            _write("\x1b[2J\x1b[H" + "\n".join(look(*get_terminal_size())))
+            click.echo("\x1b[2J\x1b[H" + "\n".join(look(*get_terminal_size())), nl=False, color=True)
             sleep(every_s)
     except KeyboardInterrupt:
         pass
     finally:
-        _write("\x1b[?25h\x1b[?1049l")
-
-
-def _write(text: str) -> None:
-    click.echo(text, nl=False, color=True)
+        click.echo("\x1b[?25h\x1b[?1049l", nl=False, color=True)
 
 
 def print_lines(lines: Iterable[str]) -> None:

@@ -51,6 +51,10 @@ DRAIN_MARK = "slurm-watchdog:"  # begins the reason of every drain of ours
     --wait TIME=10min  Maximum wait for free nodes.
     -A, --account A  Account of the test jobs.
     --reservation R  Reservation of the test jobs.
+    --job J  removed: name the nodes, such as those of scontrol show job
+    --directory DIR  ignored: each test is a salloc, which prints its output
+    --interface IF  ignored: the way between nodes is that of their addresses; else see node_tests.program
+    --no-second-look  ignored: what looks bad is measured twice
     --config F  Configuration with the section node_tests. [default: the site's, where it can be read]
     """,
     options.JSON,
@@ -63,12 +67,11 @@ def test_nodes(asked: Asked, **given: Any) -> Answer:
     the site accepts, in two measurements; a slow link names one of its nodes only if another link shows which.
     Root is not needed. Ctrl-C cancels the jobs, and so does the end of this program however it comes.
 
-    Exit code 0 all nodes are well, 1 a node is named, 2 wrong usage, 3 a node could not be tested or compared, and
-    none is named.
+    Exit code 0 all nodes are well, 1 a node is named, 2 wrong usage, 3 none is named, and one could not be tested or
+    compared.
 
     \b
     Examples:
-      slurm-watchdog test-nodes n[1-8]
       slurm-watchdog test-nodes --partition gpu --idle --shared /scratch
       slurm-watchdog test-nodes n7 n8 n[20-24] --only cpu,memory,network --json
     """

@@ -22,6 +22,7 @@ def detect(view: ClusterView, settings: FilesystemStall) -> list[Finding]:
 
 
 SPEC = DetectorSpec(
+    kind=IncidentKind.FILESYSTEM_OUTAGE,
     detect=detect,
     also=(FilesystemStall,),
     subject=Subject.FILESYSTEM,

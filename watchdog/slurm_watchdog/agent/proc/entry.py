@@ -119,13 +119,10 @@ class Status:
     """What is used of /proc/PID/status."""
 
     state: str
-    uids: tuple[int, ...] = ()  # Real, effective, saved and file-system user; empty where they are missing.
+    uid: int = -1  # The effective one; -1 where it is missing.
+    real_uid: int = -1
     has_memory: bool = False  # Kernel threads and zombies have none.
     container_pid: int | None = None  # Its number in its own PID namespace, where that lies below ours.
-
-    @property
-    def real_uid(self) -> int:
-        return self.uids[0] if self.uids else -1
 
 
 def parse_stat(text: bytes) -> Stat:
@@ -147,7 +144,8 @@ def parse_status(text: bytes) -> Status:
     state, uids, numbers = (_words_of(text, name) for name in (b"\nState:", b"\nUid:", b"\nNSpid:"))
     return Status(
         state=state[0].decode() if state else "",
-        uids=tuple(map(int, uids[:4])),
+        uid=int(uids[1]) if len(uids) > 1 else -1,
+        real_uid=int(uids[0]) if uids else -1,
         has_memory=b"\nVmSize:" in text,
         container_pid=int(numbers[-1]) if len(numbers) > 1 else None,
     )
@@ -178,6 +176,7 @@ class Entry:
 
     known: ProcessFacts
     stat: Stat
+    container_pid: int | None = None
     ticks: int = 0
     identified: int = 0
     member: JobMember | None = None

@@ -14,7 +14,7 @@ import pytest
 
 from slurm_watchdog.agent.evidence import found_files
 from slurm_watchdog.agent.evidence.found_files import find_files
-from slurm_watchdog.agent.files.job_root import open_in, other_root, roots_of, stat_in
+from slurm_watchdog.agent.files.job_root import open_in, other_root, root_of, roots_of, stat_in
 from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.workers.request_types import FindFiles, WorkerState
 
@@ -74,7 +74,7 @@ def test_the_pipe_in_a_private_tmp_is_written_into_and_the_new_dump_read(tmp_pat
         before = stat_in(other_root(pid, read_stat(pid).start_ticks), f"{tmp_path}/trace_0").st_mtime_ns
         with roots_of(request.roots) as roots:
             (found,) = found_files.read_flight_recorders(request, roots)
-            assert stat_in(roots.of(0), f"{tmp_path}/trace_0").st_mtime_ns > before
+            assert stat_in(root_of(roots, 0), f"{tmp_path}/trace_0").st_mtime_ns > before
     assert found.record is not None
 
 
@@ -82,7 +82,7 @@ def test_a_process_with_our_root_or_that_has_gone_changes_nothing(tmp_path: Path
     (tmp_path / "error.json").write_bytes(ERROR.read_bytes())
     own = os.getpid()
     with roots_of([(None, own, read_stat(own).start_ticks), (0, 2**22 - 1, 5)]) as roots:
-        assert (roots.of(None), roots.of(0), roots.of(7)) == (None, None, None)
+        assert (root_of(roots, None), root_of(roots, 0), root_of(roots, 7)) == (None, None, None)
         assert len(found_files.read_error_files(asking(tmp_path), roots)) == 1
 
 

@@ -16,10 +16,11 @@ import stat
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.files.job_root import OWN, Roots, open_in, roots_of, stat_in
+from slurm_watchdog.agent.files.job_root import Roots, open_in, root_of, roots_of, stat_in
 from slurm_watchdog.agent.workers.request_types import FindFiles, WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import closing, opened
@@ -68,11 +69,11 @@ def names_of(prefix: str, rank: int | None) -> list[str]:
     return [f"{prefix}{rank}", f"{prefix}{rank}.json"]
 
 
-def read_flight_recorders(request: FindFiles, roots: Roots = OWN) -> list[FoundFile]:
+def read_flight_recorders(request: FindFiles, roots: Roots = MappingProxyType({})) -> list[FoundFile]:
     """The dump of each rank that is there, belongs to the owner and is not older than the job; of ranks with a pipe,
     new ones. Of several of one rank the newest, of two that were written together the JSON."""
     asked_at = clock.wall()
-    asked = {rank for path, rank in request.pipes if _ask(roots.of(rank), path, request.uid)}
+    asked = {rank for path, rank in request.pipes if _ask(root_of(roots, rank), path, request.uid)}
     until = clock.monotonic() + FRESH_S
     while asked and clock.monotonic() < until and not asked <= _fresh(request, roots, asked_at):
         wait_readable((), LOOK_EVERY_S)
@@ -82,7 +83,7 @@ def read_flight_recorders(request: FindFiles, roots: Roots = OWN) -> list[FoundF
         mine = [(path, max_age_s) for path, of, max_age_s in request.files if of == rank]
         path, max_age_s = max(mine, key=lambda each: _written_at(request, roots, each[0], rank))
         room = min(left, MAX_KEPT_BYTES)
-        each = _read(roots.of(rank), _at_home(path, request.uid), request.uid, rank or 0, max_age_s, room, wall)
+        each = _read(root_of(roots, rank), _at_home(path, request.uid), request.uid, rank or 0, max_age_s, room, wall)
         if each is not None:
             left -= len(each.content or b"")
             found.append(replace(each, rank=rank))
@@ -92,7 +93,7 @@ def read_flight_recorders(request: FindFiles, roots: Roots = OWN) -> list[FoundF
 def _written_at(request: FindFiles, roots: Roots, path: str, rank: int | None) -> float:
     """When this file of the owner's was written (date), a JSON a little later; nothing else was ever written."""
     try:
-        about = stat_in(roots.of(rank), _at_home(path, request.uid))
+        about = stat_in(root_of(roots, rank), _at_home(path, request.uid))
     except OSError:
         return float("-inf")
     own = stat.S_ISREG(about.st_mode) and about.st_uid == request.uid
@@ -120,7 +121,7 @@ def _fresh(request: FindFiles, roots: Roots, since: float) -> set[int | None]:
     found = set[int | None]()
     for path, rank, _ in request.files:
         try:
-            at = stat_in(roots.of(rank), _at_home(path, request.uid)).st_mtime
+            at = stat_in(root_of(roots, rank), _at_home(path, request.uid)).st_mtime
         except OSError:
             continue
         if since - LOOK_EVERY_S <= at <= clock.wall() - LOOK_EVERY_S:
@@ -247,11 +248,11 @@ END_BYTES = 64 * 1024  # Of standard error.
 KIND = "own_words"
 
 
-def read_error_files(request: FindFiles, roots: Roots = OWN) -> list[FoundFile]:
+def read_error_files(request: FindFiles, roots: Roots = MappingProxyType({})) -> list[FoundFile]:
     """Those that are there, belong to the owner and say why a rank ended."""
     found = []
     for path, rank in request.error_files:
-        root, beside = roots.of(rank), os.path.join(os.path.dirname(path), STDERR)
+        root, beside = root_of(roots, rank), os.path.join(os.path.dirname(path), STDERR)
         each = _read_error_file(root, path, request.uid) or _read_error_file(root, beside, request.uid)
         if each is not None:
             found.append(replace(each, rank=rank))

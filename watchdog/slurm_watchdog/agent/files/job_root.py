@@ -12,7 +12,6 @@ import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 
 from slurm_watchdog.agent.files.safe_open import walk
 from slurm_watchdog.agent.proc.files import read_stat
@@ -21,18 +20,13 @@ from slurm_watchdog.base.descriptors import closing
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-@dataclass(frozen=True)
-class Roots:
-    """Below which root the files of a rank are looked up."""
-
-    of_rank: Mapping[int | None, int | None] = field(default_factory=dict)
-    """Rank -> descriptor, None for the agent's own; the rank None stands for all that are not in it."""
-
-    def of(self, rank: int | None) -> int | None:
-        return self.of_rank.get(rank, self.of_rank.get(None))
+Roots = Mapping[int | None, int | None]
+"""Rank -> descriptor of the root below which its files are looked up, None for the agent's own; the rank None stands
+for all that are not in it."""
 
 
-OWN = Roots()  # All files are the agent's own.
+def root_of(roots: Roots, rank: int | None) -> int | None:
+    return roots.get(rank, roots.get(None))
 
 
 @contextmanager
@@ -44,7 +38,7 @@ def roots_of(processes: Iterable[tuple[int | None, int, int]]) -> Iterator[Roots
             found[rank] = root = other_root(pid, start_ticks)
             if root is not None:
                 stack.callback(os.close, root)
-        yield Roots(found)
+        yield found
 
 
 def other_root(pid: int, start_ticks: int) -> int | None:

@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.gpu.nvml_events import EventSet
-from slurm_watchdog.agent.gpu.nvml_health import read_health
+from slurm_watchdog.agent.gpu.nvml_health import EventSet, read_health
 from slurm_watchdog.agent.workers.answer_types import GpuProcesses, GpuReading, GpuRow
 from slurm_watchdog.agent.workers.request_types import ReadGpus, WorkerState
 from slurm_watchdog.base import clock

@@ -142,18 +142,14 @@ def test_it_proves_itself_by_munge_and_its_agents_end_with_it_however_it_ends(
     killed = attach(job)
     killed.until(lambda: killed.reporting() >= {"n1", "n2"}, "proven reports of both nodes")
     own = str(USER_UID)
-    security = json.loads((killed.directory / "config.yaml").read_text())["expert"]["security"]
-    assert security == {
-        "mode": "munge",
-        "controller_user": own,
-        "agent_user": own,
-        "munge_socket": munge_of(cluster)["munge_socket"],
-    }
+    security = json.loads((killed.directory / "agents.json").read_text())["security"]
+    assert (security["mode"], security["controller_user"]) == ("munge", own)
+    assert security["munge_socket"] == munge_of(cluster)["munge_socket"]
     assert not (killed.directory / "token").exists()
 
     def agents() -> str:
-        words = f"agent .*--config={killed.directory}/config.yaml|slurm_watchdog.agent .*{killed.directory}"
-        return subprocess.run(["pgrep", "-f", words], capture_output=True, text=True, check=False).stdout
+        words = ["pgrep", "-U", own, "-f", "slurm_watchdog.agent 3$"]
+        return subprocess.run(words, capture_output=True, text=True, check=False).stdout
 
     assert len(agents().split()) >= 2, "there is something to end"
     killed.process.kill()

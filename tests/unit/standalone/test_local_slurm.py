@@ -6,48 +6,65 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.knowledge.log_signatures import SIGNATURES
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmClient, SlurmRefused, Submission
-from slurm_watchdog.standalone.local_slurm import LocalSlurm
-from slurm_watchdog.supervisor.endings import LAST_S
-from slurm_watchdog.supervisor.job_questions import JobTime
+from slurm_watchdog.standalone.local_slurm import LocalLauncher, LocalSlurm
+from slurm_watchdog.supervisor.allocation import Allocation
+from slurm_watchdog.supervisor.machine import LAST_S
+from slurm_watchdog.supervisor.state import Settings
 
 LOOP = "echo run $SLURM_WATCHDOG_RESTARTS $SLURM_WATCHDOG_JOB_ID; while :; do sleep 0.05; done"
 
 
+Answers = Iterator[float | None]
+"""What Slurm says of the end of the job's time, question by question."""
+
+
+def local(
+    tmp_path: Path, *command: str, environ: Mapping[str, str] | None = None, max_restarts: int = 0,
+    end_at: float | None = None, answers: Answers | None = None,
+) -> LocalSlurm:  # fmt: skip
+    """`answers`: the command is in a job of Slurm's, which ends at `end_at`."""
+    allocation = Allocation(job_id="77", nodes=("here",), batch_host="here", end_at=end_at)
+    output, switch = tmp_path / "output", str(tmp_path / "{job_id}.{restarts}" / "kill")
+    environ = {**os.environ, **(environ or {})}
+    launcher = LocalLauncher(command, allocation, environ, output=output, errors=output, kill_switch=switch)
+
+    async def ask() -> float | None:
+        return next(answers or iter(()), None)
+
+    launcher.ask.end_at = ask  # type: ignore[method-assign]
+    launcher.helpers |= {each.pid for each in launcher.processes()}
+    settings = Settings(
+        allocation=allocation, count=1, least=1, max_restarts=max_restarts, in_slurm=answers is not None, patient=True,
+        kill_wait_s=1.0, restart_delay_s=0.2,
+    )  # fmt: skip
+    return LocalSlurm(settings, launcher, "here")
+
+
 def with_job(
-    tmp_path: Path,
-    script: str,
-    talk: Callable[[LocalSlurm], Awaitable[Any]],
-    *,
-    max_restarts: int = 0,
-    job_time: JobTime | None = None,
-) -> Any:
+    tmp_path: Path, script: str, talk: Callable[[LocalSlurm], Awaitable[Any]], *, max_restarts: int = 0,
+    end_at: float | None = None, answers: Answers | None = None,
+) -> Any:  # fmt: skip
     async def run() -> Any:
-        job = LocalSlurm(
-            ["sh", "-c", script], job_id="77", node="here", output=tmp_path / "output", environ=dict(os.environ),
-            kill_switch=str(tmp_path / "{job_id}.{restarts}" / "kill"), max_restarts=max_restarts,
-        )  # fmt: skip
-        job.job_time = job_time
-        others = {each.pid for each in job.processes()}
-        job.not_ours |= others
-        job.kill_wait_s, job.settle_s = 1.0, 0.2
+        job = local(tmp_path, "sh", "-c", script, max_restarts=max_restarts, end_at=end_at, answers=answers)
         client: SlurmClient = job  # the type is checked: every question and lever is there
         assert client
         await job.start()
         try:
             return await asyncio.wait_for(talk(job), 30)
         finally:
-            await job.stop()
-            assert job.processes() == []
+            await job.close()
+            assert job.launcher.processes() == []
 
     return asyncio.run(run())
 
@@ -65,7 +82,7 @@ async def refusal(call: Awaitable[Any]) -> Refusal:
 
 
 def lines(job: LocalSlurm) -> list[str]:
-    return job.output.read_text().splitlines()
+    return job.launcher.output.read_text().splitlines()
 
 
 def test_local_command_is_listed_as_a_running_job_of_one_node(tmp_path: Path) -> None:
@@ -76,7 +93,7 @@ def test_local_command_is_listed_as_a_running_job_of_one_node(tmp_path: Path) ->
             "RUNNING",
             ("here",),
             0,
-            str(job.output),
+            str(job.launcher.output),
         )
         assert [node.name for node in view.nodes] == ["here"]
         assert await job.read_job("78") is None
@@ -131,10 +148,10 @@ def test_command_that_ignores_sigterm_is_killed_with_all_its_children(tmp_path: 
 
 def test_end_of_a_stopped_process_lets_it_end_by_its_own_handler(tmp_path: Path) -> None:
     async def talk(job: LocalSlurm) -> None:
-        job.kill_wait_s = 10.0
+        job._run = replace(job._run, settings=replace(job._run.settings, kill_wait_s=10.0))
         await until(lambda: lines(job))
         await job.send_signal("77", "STOP", SignalTo.FULL)
-        await until(lambda: all(each.status() == "stopped" for each in job.processes()))
+        await until(lambda: all(each.status() == "stopped" for each in job.launcher.processes()))
         await job.requeue_hold("77", only_unfinished=True)
         await until(lambda: job.state == "PENDING")
         assert lines(job)[-1] == "saved"
@@ -156,10 +173,6 @@ def test_a_failure_is_run_again_as_often_as_was_said_and_keeps_its_code(tmp_path
     with_job(tmp_path, "echo run; exit 9", talk, max_restarts=2)
 
 
-async def _unknown() -> float | None:
-    return None
-
-
 def test_a_step_that_its_owner_cancels_and_a_failure_in_the_last_minute_are_not_run_again(tmp_path: Path) -> None:
     async def talk(job: LocalSlurm) -> None:
         await asyncio.wait_for(job.over.wait(), 20)
@@ -169,30 +182,25 @@ def test_a_step_that_its_owner_cancels_and_a_failure_in_the_last_minute_are_not_
 
     states: list[str] = []
     line = "slurmstepd-n1: error: *** STEP 77.0 ON n1 CANCELLED AT 2026-11-23T13:05:01 ***"
-    with_job(tmp_path, f"echo '{line}'; exit 137", talk, max_restarts=2, job_time=JobTime(None, _unknown))
-    with_job(tmp_path, "exit 137", talk, max_restarts=2, job_time=JobTime(1.0, _unknown))
+    with_job(tmp_path, f"echo '{line}'; exit 137", talk, max_restarts=2, answers=iter(()))
+    with_job(tmp_path, "exit 137", talk, max_restarts=2, end_at=1.0, answers=iter(()))
     assert states == ["CANCELLED", "FAILED"]
 
 
 def test_in_a_job_a_command_that_ends_after_a_notice_is_not_run_again(tmp_path: Path) -> None:
     async def talk(job: LocalSlurm) -> None:
         await until(lambda: lines(job) == ["run"])
-        job.hand_on(signal.SIGUSR1)
+        job.ask(signal.SIGUSR1, ends=False)
         await asyncio.wait_for(job.over.wait(), 20)
         assert (job.exit_code, job.restarts, job.state) == (7, 0, "CANCELLED")
 
     script = "trap 'exit 7' USR1; echo run; while :; do sleep 0.05; done"
-    with_job(tmp_path, script, talk, max_restarts=2, job_time=JobTime(None, _unknown))
+    with_job(tmp_path, script, talk, max_restarts=2, answers=iter(()))
 
 
-def last_minute_begins() -> JobTime:
+def last_minute_begins() -> Answers:
     """At the first question there is just a minute left, at later ones there is less."""
-    answers = iter([True])
-
-    async def ask() -> float | None:
-        return clock.wall() + LAST_S if next(answers, False) else None
-
-    return JobTime(1.0, ask)
+    yield clock.wall() + LAST_S + 0.1
 
 
 def test_a_restart_is_not_begun_if_the_last_minute_has_begun_since_it_was_decided(tmp_path: Path) -> None:
@@ -203,12 +211,14 @@ def test_a_restart_is_not_begun_if_the_last_minute_has_begun_since_it_was_decide
     async def is_requeued(job: LocalSlurm) -> None:
         await job.requeue_hold("77", only_unfinished=True)
         await until(lambda: job.state == "PENDING")
+        await asyncio.sleep(0.2)
         await job.release("77")
-        assert (job.state, job.over.is_set()) == ("FAILED", True)
+        await until(job.over.is_set)
+        assert job.state == "FAILED"
 
-    with_job(tmp_path, "echo run; exit 3", fails, max_restarts=2, job_time=last_minute_begins())
+    with_job(tmp_path, "echo run; exit 3", fails, max_restarts=2, end_at=1.0, answers=last_minute_begins())
     assert (tmp_path / "output").read_text() == "run\n"
-    with_job(tmp_path, LOOP, is_requeued, job_time=last_minute_begins())
+    with_job(tmp_path, LOOP, is_requeued, end_at=1.0, answers=last_minute_begins())
 
 
 def test_a_requeue_in_the_last_minute_of_the_job_is_refused(tmp_path: Path) -> None:
@@ -216,7 +226,7 @@ def test_a_requeue_in_the_last_minute_of_the_job_is_refused(tmp_path: Path) -> N
         assert await refusal(job.requeue_hold("77", only_unfinished=True)) is Refusal.FINISHED
         assert job.state == "RUNNING"
 
-    with_job(tmp_path, LOOP, talk, job_time=JobTime(1.0, _unknown))
+    with_job(tmp_path, LOOP, talk, end_at=1.0, answers=iter(()))
 
 
 @pytest.mark.parametrize(("number", "kind"), [(signal.SIGSEGV, "segmentation_fault"), (signal.SIGKILL, "killed")])
@@ -281,10 +291,7 @@ def test_cancel_ends_it_for_good(tmp_path: Path) -> None:
 
 def test_a_program_that_cannot_be_started_is_an_error_of_the_start(tmp_path: Path) -> None:
     async def run() -> None:
-        job = LocalSlurm(
-            [str(tmp_path / "nothing")], job_id="77", node="here", output=tmp_path / "output", environ={},
-            kill_switch=str(tmp_path / "{job_id}"), max_restarts=0,
-        )  # fmt: skip
+        job = local(tmp_path, str(tmp_path / "nothing"))
         with pytest.raises(OSError, match="nothing"):
             await job.start()
 
@@ -295,15 +302,10 @@ def test_a_function_of_the_script_is_a_command_and_gets_the_signals_that_do_not_
     body = '() {  echo "run $1"; sh -c "trap \'echo asked; exit 3\' USR1; while :; do sleep 0.05; done"\n}'
 
     async def run() -> int | None:
-        job = LocalSlurm(
-            ["train", "now"], job_id="77", node="here", output=tmp_path / "output",
-            environ={**os.environ, "BASH_FUNC_train%%": body}, kill_switch=str(tmp_path / "{job_id}.{restarts}" / "kill"),
-            max_restarts=0,
-        )  # fmt: skip
-        job.not_ours |= {each.pid for each in job.processes()}
+        job = local(tmp_path, "train", "now", environ={"BASH_FUNC_train%%": body})
         await job.start()
-        await until(lambda: lines(job) == ["run now"] and len(job.processes()) > 2)
-        job.hand_on(signal.SIGUSR1)
+        await until(lambda: lines(job) == ["run now"] and len(job.launcher.processes()) > 2)
+        job.ask(signal.SIGUSR1, ends=False)
         await until(job.over.is_set)
         assert lines(job) == ["run now", "asked"]
         return job.exit_code

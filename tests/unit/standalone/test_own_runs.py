@@ -149,7 +149,7 @@ def test_a_run_that_does_not_answer_points_to_its_journal_and_not_to_systemctl(p
 
 def test_a_run_greets_with_its_places_and_sums_up_what_happened(tmp_path: Path) -> None:
     this = OwnRun(command="run", what="python train.py", directory=str(tmp_path), host="h", started_at=1.0)
-    greeting = "\n".join(report.greeting(this, mode="act", page="127.0.0.1:9767"))
+    greeting = "\n".join(report.greeting(this, parse_config("expert: {controller: {page_listen: '127.0.0.1:9767'}}")))
     for word in (
         "python train.py",
         "http://127.0.0.1:9767",

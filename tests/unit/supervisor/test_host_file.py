@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -9,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.supervisor.plan import Plan, file_named, hosts_in, moved, to_text
-from slurm_watchdog.supervisor.shim import CALLS, PLAN, shim_text
+from slurm_watchdog.supervisor.srun import CALLS, PLAN, Plan, file_named, hosts_in, moved, program
 
 ON_A_SPARE = Plan(
     job_id="7", srun="", directory="", nodes=("n1", "n3", "n4"), left_out=("n2", "n5"), tasks=6, all_tasks=10,
@@ -64,10 +64,10 @@ def test_our_srun_calls_the_real_one_with_such_a_file(tmp_path: Path, line: str,
         '#!/bin/sh\nfor a in "$@"; do case $a in --node*=/*) cat "${a#*=}";; esac; done\n'
         '[ -z "$SLURM_HOSTFILE" ] || { echo FILE; cat "$SLURM_HOSTFILE"; }\necho "$@"\n'
     )
-    ours.write_text(shim_text())
-    for program in (real, ours):
-        program.chmod(0o700)
-    (tmp_path / PLAN).write_text(to_text(ON_A_SPARE._replace(srun=str(real), directory=str(tmp_path))))
+    ours.write_text(program())
+    for each in (real, ours):
+        each.chmod(0o700)
+    (tmp_path / PLAN).write_text(json.dumps(ON_A_SPARE._replace(srun=str(real), directory=str(tmp_path))._asdict()))
     (tmp_path / "hosts").write_text("n1\nn1\nn2\nn2\nn3\nn3\nn4\nn4\nn5\nn5\n")
     environ = {**os.environ, "SLURM_JOB_ID": "7", **({"SLURM_HOSTFILE": "hosts"} if variable else {})}
     done = subprocess.run(

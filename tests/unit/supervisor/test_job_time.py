@@ -1,10 +1,8 @@
-"""The end of a job's time, as squeue prints it, and when Slurm is asked for it again."""
+"""The end of a job's time, as squeue prints it, and how Slurm is asked."""
 
 from __future__ import annotations
 
-import asyncio
-
-from slurm_watchdog.supervisor.job_questions import JobTime, asking, parse_end, queue_id
+from slurm_watchdog.supervisor.job_questions import asking, parse_end, queue_id
 
 
 def test_end_of_a_job_is_a_date_or_not_known() -> None:
@@ -14,27 +12,6 @@ def test_end_of_a_job_is_a_date_or_not_known() -> None:
     assert later is not None
     assert later - found == 3600
     assert [parse_end(text) for text in ("N/A\n", "NONE\n", "Unknown\n", "")] == [None] * 4
-
-
-def test_slurm_is_asked_again_only_in_the_last_minute_and_silence_changes_nothing() -> None:
-    answers = [None, 500.0, 500.0]
-    asked = []
-
-    async def ask() -> float | None:
-        asked.append(1)
-        return answers[len(asked) - 1]
-
-    async def talk() -> None:
-        time = JobTime(100.0, ask)
-        assert await time.lateness(39.0) == ""
-        assert len(asked) == 0
-        assert await time.lateness(41.0) == "59 s before the end of the job's time"
-        assert await time.lateness(41.0) == ""
-        assert await time.lateness(430.0) == ""
-        assert len(asked) == 2
-        assert await time.lateness(600.0) == "0 s before the end of the job's time"
-
-    asyncio.run(talk())
 
 
 def test_squeue_is_asked_for_one_element_of_an_array_and_not_for_all() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from slurm_watchdog.model.supervisor import (
     BATCH_STEP,
@@ -256,7 +257,7 @@ def test_a_command_in_the_batch_script_is_ended_by_its_processes_and_known_again
     assert day.on(machine.tick, 5) == [SignalTree("KILL")]
     day.ends(137)
     assert day.did == [SignalTree("KILL"), Begin(day.run.placement, in_batch=True)]
-    day.on(event(machine.begun, 4711))
+    day.run = replace(day.run, begun_ticks=4711)
     day.on(IN_BATCH)
     status = status_of(day.run, 9)
     assert (status.answer, status.step_id, status.starts, status.begun_ticks) == ("started", "batch", 2, 4711)
@@ -407,7 +408,7 @@ def test_a_command_that_does_not_end_when_it_is_asked_to_is_killed_as_slurm_woul
     day.on(event(machine.asked, TERM, True))
     assert day.on(machine.tick, 29) == []
     assert day.on(machine.tick, 1) == [SignalSteps("KILL", ("0",)), SignalTree("TERM")]
-    assert day.on(machine.tick, 5) == [SignalTree("KILL")]
+    assert day.on(machine.tick, 5) == [SignalSteps("KILL", ("0",)), SignalTree("KILL")]
     assert day.on(machine.tick, 5) == []
 
 

@@ -12,10 +12,10 @@ import pytest
 
 CHILD = """
 import os, signal, subprocess, sys, time
-from slurm_watchdog.supervisor.parent import in_child, unblock
+from slurm_watchdog.supervisor.parent import SIGNALS, in_child
 
 def supervise(command):
-    unblock()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     {begin}
     {end}
 
@@ -23,7 +23,7 @@ sys.exit(in_child(supervise))
 """
 BEGIN = (
     "work = subprocess.Popen(['sh', '-c', 'trap \"exit 8\" TERM; echo begun; "
-    "for i in 1 2 3 4 5 6 7 8; do sleep 0.1; done; exit 9'], start_new_session=True); command.put(work.pid)"
+    "for i in 1 2 3 4 5 6 7 8; do sleep 0.1; done; exit 9'], start_new_session=True); command.value = work.pid"
 )
 
 
@@ -35,13 +35,7 @@ BEGIN = (
         pytest.param("pass", "os.kill(os.getpid(), signal.SIGKILL)", 137, id="killed before a start"),
         pytest.param(BEGIN, "os.kill(os.getpid(), signal.SIGKILL)", 9, id="killed"),
         pytest.param(BEGIN, "os._exit(70)", 9, id="an error of ours"),
-        pytest.param(BEGIN, "work.wait(); command.clear(work.pid); return 4", 4, id="over"),
-        pytest.param(
-            BEGIN,
-            "command.clear(1); os.kill(os.getpid(), signal.SIGKILL)",
-            9,
-            id="killed after the end of the start before",
-        ),
+        pytest.param(BEGIN, "work.wait(); command.value = 0; return 4", 4, id="over"),
         pytest.param(f"{BEGIN}; work.wait()", "os.kill(os.getpid(), signal.SIGKILL)", 137, id="killed at the end"),
     ],
 )

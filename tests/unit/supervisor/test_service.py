@@ -14,8 +14,8 @@ from slurm_watchdog.model.supervisor import PROTOCOL, STATUS_FILE, SupervisorSta
 from slurm_watchdog.supervisor import service
 from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.launcher import Launcher
-from slurm_watchdog.supervisor.mailbox import NO_AGENT_S, write_status
 from slurm_watchdog.supervisor.parent import SharedPid
+from slurm_watchdog.supervisor.service import NO_AGENT_S, write_status
 from slurm_watchdog.supervisor.state import Settings
 
 
@@ -24,11 +24,10 @@ def said_in(directory: Path, age_s: float, capfd: pytest.CaptureFixture[str], mo
     monkeypatch.setattr(service, "run_directory", lambda job_id, restarts: str(directory))
     allocation = Allocation(job_id="7", nodes=("n1",), batch_host="n1")
     launcher = Launcher(("true",), allocation, {"PATH": "/nonexistent"})
-    supervisor = service._Service(
+    supervisor = service.JobSupervisor(
         Settings(allocation=allocation, count=1, least=1, max_restarts=0), launcher, {}, SharedPid()
     )
-    began_at = clock.monotonic() - age_s
-    monkeypatch.setattr(supervisor, "_began_at", began_at)
+    monkeypatch.setattr(supervisor, "_missed_at", clock.monotonic() - age_s + NO_AGENT_S)
     for _ in range(3):
         supervisor._poll()
     supervisor._voice.close()
@@ -56,7 +55,7 @@ def test_two_supervisors_of_one_job_see_each_other_and_the_one_that_is_left_take
     monkeypatch.setattr(service, "run_directory", lambda job_id, restarts: str(tmp_path))
     allocation = Allocation(job_id="7", nodes=("n1",), batch_host="n1")
     launcher = Launcher(("true",), allocation, {"PATH": "/nonexistent"})
-    mine = service._Service(
+    mine = service.JobSupervisor(
         Settings(allocation=allocation, count=1, least=1, max_restarts=0), launcher, {}, SharedPid()
     )
 
@@ -64,7 +63,7 @@ def test_two_supervisors_of_one_job_see_each_other_and_the_one_that_is_left_take
         mine._poll()
         while not mine._events.empty():
             asyncio.run(mine._handle(mine._events.get_nowait()))
-        mine._write()
+        mine._changed()
         return parse_status((tmp_path / STATUS_FILE).read_bytes()).beside
 
     program = "from slurm_watchdog.base.process_setup import set_name as s; s('slurm-watchdog'); print(1, flush=True); input()"

@@ -21,12 +21,12 @@ def test_supervisor_loads_no_package_of_agent_or_controller() -> None:
     assert loaded_by("slurm_watchdog.cli.main, slurm_watchdog.supervisor.service") & set(HEAVY) == set()
 
 
-@pytest.mark.parametrize("module", ["slurm_watchdog.supervisor.shim", "slurm_watchdog.supervisor.look"])
+@pytest.mark.parametrize("module", ["slurm_watchdog.supervisor.srun", "slurm_watchdog.supervisor.look"])
 def test_what_runs_at_each_srun_and_on_each_node_loads_the_standard_library(module: str) -> None:
     ours = {name for name in loaded_by(module) if name.startswith("slurm_watchdog.")}
     assert ours <= {
-        "slurm_watchdog.supervisor", "slurm_watchdog.supervisor.shim", "slurm_watchdog.supervisor.look",
-        "slurm_watchdog.supervisor.plan", "slurm_watchdog.supervisor.srun_options", "slurm_watchdog.knowledge",
-        "slurm_watchdog.knowledge.srun_options", "slurm_watchdog.base", "slurm_watchdog.base.clock",
+        "slurm_watchdog.supervisor", "slurm_watchdog.supervisor.srun", "slurm_watchdog.supervisor.look",
+        "slurm_watchdog.knowledge", "slurm_watchdog.knowledge.srun_options", "slurm_watchdog.base",
+        "slurm_watchdog.base.clock",
     }  # fmt: skip
     assert loaded_by(module) & {"msgspec", "psutil", "ClusterShell", "asyncio"} == set()

@@ -1,4 +1,4 @@
-"""Options of srun that take no argument, so that it can be told where srun's own options end.
+"""Options of srun that take no argument, so that it can be told where srun's own options end, and its --gpus.
 
 From Slurm's src/common/slurm_opt.c (`has_arg`), releases 22.05 to 26.05, and pyxis (`srun --help`, NVIDIA/pyxis 0.20).
 An option that is not here takes one. Standard library only: the `srun` of ours is started at every call.
@@ -48,3 +48,17 @@ PLACING = frozenset(
 NO_LAUNCH = frozenset({"help", "usage", "version", "test-only"})
 OTHER_PLACING = frozenset({"relative", "het-group", "pack-group", "no-allocate"})
 """Options that place a step in another way: what stands beside them is left as it is."""
+
+
+def gpu_number(text: str) -> int:
+    """How many GPUs `8`, `a100:8` or `a100:8,h100:4` are, as Slurm writes its --gpus; 0 where it is none of these."""
+    numbers = [part.rpartition(":")[2] for part in text.split(",")]
+    return sum(int(number) for number in numbers) if all(number.isdecimal() for number in numbers) else 0
+
+
+def scaled_gpus(text: str, total: int, have: int) -> str:
+    """Such a number for `have` of `total` nodes, with its types; empty where not every node has the same."""
+    parts = [part.rpartition(":") for part in text.split(",")] if gpu_number(text) else []
+    if any(int(number) % total for _, _, number in parts):
+        return ""
+    return ",".join(f"{kind}{colon}{int(number) // total * have}" for kind, colon, number in parts)

@@ -10,49 +10,47 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
+from slurm_watchdog.agent.reload.settings import settings_of
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.base.process_setup import die_with_parent
-from slurm_watchdog.base.python310 import run_code
+from slurm_watchdog.base.python310 import run_module
 from slurm_watchdog.base.text import one_line, plural
 from slurm_watchdog.config.loading import load_config
-from slurm_watchdog.config.moved import Moves
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.app import live, open_doors, open_identity
+from slurm_watchdog.controller.app import open_identity
 from slurm_watchdog.controller.controller import Controller
-from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.doctor.cluster import read_slurm_config
 from slurm_watchdog.knowledge.launchers import LOCAL_RANK_VARIABLES, RANK_VARIABLES, WORLD_SIZE_VARIABLES
 from slurm_watchdog.model.kill_switch import problem_of_prefix
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.slurm_states import ALIVE, RUNNING
-from slurm_watchdog.notify.dispatcher import make_notifier
 from slurm_watchdog.notify.notification import Caller
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import Commands
 from slurm_watchdog.slurm.listings import Listings
 from slurm_watchdog.standalone import report
-from slurm_watchdog.standalone.run import DETECTORS_OFF, free_port, page_password, remembered
+from slurm_watchdog.standalone.run import DETECTORS_OFF, ended, free_port, watched, with_values
 
 log = logging.getLogger(__name__)
 
 POLL_S = 2.0
 AGENTS_RETRY_S = 10.0  # Between two tries to start agents in a job: a step that is refused is refused for some time.
-GIVE_UP_AFTER = "10min"
+AGENTS_SETTINGS = "agents.json"
+STEP_ENDS_S = 10.0  # For srun to end its agents.
+GIVE_UP_AFTER_S = 600.0
 """For agents without their controller: it may have been killed, and srun with it, without a word to them."""
 FINAL_WAIT_S = 10.0  # After the end of the job: its last lines are read, an action that waited for its end continues.
 
@@ -67,9 +65,6 @@ class SingleJobListings(Listings):
     async def view(self) -> SlurmView:
         view = await super().view()
         return msgspec.structs.replace(view, jobs=tuple(job for job in view.jobs if job.job_id == self._job_id))
-
-    async def job(self, job_id: str) -> SlurmJob | None:
-        return await super().job(job_id) if job_id == self._job_id else None
 
 
 @dataclass(frozen=True)
@@ -101,53 +96,43 @@ async def _run(wanted: AttachRequest) -> int:
     view = await slurm.read_view()
     job = view.jobs[0] if view.jobs else None
     if job is None or job.state not in ALIVE:
-        log.error(
-            "job %s is %s: there is nothing to watch",
-            wanted.job_id,
-            "not known to Slurm" if job is None else job.state,
-        )
+        found = "not known to Slurm" if job is None else job.state
+        log.error("job %s is %s: there is nothing to watch", wanted.job_id, found)
         return 1
     config = _configuration(wanted, wanted.listen or f"{_address_towards(view.nodes)}:{free_port()}")
-    how, restarts = "is no longer watched", 0
-    began = clock.monotonic()
     what = f"job {job.job_id} ({one_line(job.name, 60)})"
-    with remembered("attach", what, wanted.directory) as (started, journal):
-        notifier = make_notifier(config, journal.outbox, Caller.ATTACH)
-        report.tell(notifier)
-        controller = Controller(config, journal=journal, slurm=slurm, notifier=notifier, metrics=ControllerMetrics())
-        identity = await open_identity(config)
-        doors = await open_doors(controller, page_password(config, wanted.directory), identity)
-        stop, asked = asyncio.Event(), asyncio.Event()
+    agents, asked, identity = Agents(wanted, job), asyncio.Event(), await open_identity(config)
+    async with watched(Caller.ATTACH, what, config, slurm, identity, agents.result) as (controller, started):
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, asked.set)
-        watching = asyncio.create_task(live(controller, notifier, stop))
-        agents = Agents(wanted)
-        report.print_lines(report.greeting(started, mode=config.mode, page=config.controller.page_listen))
+        report.print_lines(report.greeting(started, config))
         try:
-            how, restarts = await _until_over(slurm, controller, agents, job, asked)
+            await agents.follow(slurm, controller, asked)
         finally:
             await agents.stop()
-            stop.set()
-            await asyncio.gather(watching, return_exceptions=True)
-            for door in doors:
-                await door.cleanup()
-        took_s = clock.monotonic() - began
-        report.print_lines(report.summary(started, journal, how=how, took_s=took_s, restarts=restarts))
     return 0
 
 
 def _configuration(wanted: AttachRequest, listen: str) -> Config:
-    """The person's file with what has a place put into the directory; written down, for the agents read it, too."""
-    given: dict[str, Any] = yaml.safe_load(Path(wanted.config_file).read_text()) or {} if wanted.config_file else {}
-    Moves(given)
-    expert = given.get("expert") or {}
+    """The person's file with what has a place put into the directory; what agents need of it is written down there."""
+    base = load_config(wanted.config_file) if wanted.config_file else Config()
     directory, own_uid = wanted.directory, str(os.geteuid())
-    own: dict[str, Any] = {
-        "agent": {
-            "metrics_listen": "",
-            "state_directory": "",
-            "give_up_after": GIVE_UP_AFTER,
-        },
+    jobs: dict[str, Any] = {
+        "kill_switch": str(directory / "kill-{job_id}.{restarts}"),
+        "kill_switch_prefixes": (str(directory),),
+        "partitions": (),
+    }
+    if wanted.kill_switch or base.jobs.kill_switch != Config().jobs.kill_switch:
+        template = wanted.kill_switch or base.jobs.kill_switch
+        # Who attaches names the place himself, and writes there with no right but his own.
+        place = os.path.dirname(template.partition("{")[0])
+        named = (place,) if problem_of_prefix(place, hidden=True) is None else ()
+        prefixes = (str(directory), *base.jobs.kill_switch_prefixes, *named)
+        jobs |= {"kill_switch": template, "kill_switch_prefixes": prefixes}
+    own = {
+        "controller_urls": (f"http://{listen}",),
+        "restart": "all" if wanted.act else "never",
+        "agent": {"node_name": "auto", "metrics_listen": "", "state_directory": "", "give_up_after": GIVE_UP_AFTER_S},
         "controller": {
             "listen": listen,
             "page_listen": wanted.page_listen,
@@ -159,29 +144,14 @@ def _configuration(wanted: AttachRequest, listen: str) -> Config:
             "mode": "munge",
             "controller_user": own_uid,
             "agent_user": own_uid,
-            "munge_socket": (expert.get("security") or {}).get("munge_socket") or _munge_socket(),
+            "munge_socket": base.security.munge_socket or _munge_socket(),
         },
-        "jobs": {
-            "kill_switch": str(directory / "kill-{job_id}.{restarts}"),
-            "kill_switch_prefixes": [str(directory)],
-            "partitions": [],
-        },
+        "jobs": jobs,
         "detectors": {kind: {"enabled": False} for kind in DETECTORS_OFF},
     }
-    if wanted.kill_switch or "kill_switch" in (expert.get("jobs") or {}):
-        template = wanted.kill_switch or expert["jobs"]["kill_switch"]
-        own["jobs"]["kill_switch"] = template
-        # Who attaches names the place himself, and writes there with no right but his own.
-        own["jobs"]["kill_switch_prefixes"] += [*(expert.get("jobs") or {}).get("kill_switch_prefixes", ())]
-        if problem_of_prefix(place := os.path.dirname(template.partition("{")[0]), hidden=True) is None:
-            own["jobs"]["kill_switch_prefixes"].append(place)
-    _merge(expert, {name: value for name, value in own.items() if name != "detectors"})
-    expert["agent"].pop("node_name", None)  # each agent has a name of its own: that of its node
-    given |= {"controller": f"http://{listen}", "restart": "all" if wanted.act else "never", "expert": expert}
-    _merge(given, {"detectors": own["detectors"]})
-    file = directory / "config.yaml"
-    file.write_text(json.dumps(given, indent=2))
-    return load_config(str(file))
+    config = with_values(base, own)
+    (directory / AGENTS_SETTINGS).write_bytes(msgspec.json.encode(settings_of(config)))
+    return config
 
 
 def _munge_socket() -> str:
@@ -189,14 +159,6 @@ def _munge_socket() -> str:
     settings, _ = read_slurm_config("")
     words = settings.get("AuthInfo", "").split(",")
     return next((word.removeprefix("socket=") for word in words if word.startswith("socket=")), "")
-
-
-def _merge(into: dict[str, Any], own: Mapping[str, Any]) -> None:
-    for key, value in own.items():
-        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
-        else:
-            into[key] = value
 
 
 def _address_towards(nodes: Sequence[SlurmNode]) -> str:
@@ -208,52 +170,51 @@ def _address_towards(nodes: Sequence[SlurmNode]) -> str:
     return socket.gethostname()
 
 
-async def _until_over(
-    slurm: CommandLineSlurm, controller: Controller, agents: Agents, first: SlurmJob, asked: asyncio.Event
-) -> tuple[str, int]:
-    """Keeps agents on the nodes of every run of the job; returns when a signal asks us to end, or when the
-    job has ended for good: how it ended, for a sentence with the job as its subject, and its restarts
-    meanwhile."""
-    newest = first
-    over_since: float | None = None
-    loop = asyncio.get_running_loop()
-    while not asked.is_set():
-        with contextlib.suppress(TimeoutError):
-            await wait_for(asked.wait(), POLL_S)
-        try:
-            job = await slurm.read_job(first.job_id)
-        except SlurmUnavailable:
-            continue
-        newest = job or newest
-        if job is not None and job.state in ALIVE:
-            over_since = None
-            await agents.follow(job if job.state in RUNNING else None)
-            continue
-        over_since = over_since or loop.time()
-        if loop.time() - over_since > FINAL_WAIT_S and not controller.actions.acting():
-            how = "is no longer known to Slurm" if job is None else f"is {job.state}"
-            log.warning("job %s %s: it is not watched any more", first.job_id, how)
-            return how, newest.restarts - first.restarts
-    return f"is no longer watched (it is {newest.state})", newest.restarts - first.restarts
-
-
 class Agents:
-    """The step that holds them: one agent a node, for one run of the job."""
+    """The step that holds them: one agent a node, for one run of the job at a time."""
 
-    def __init__(self, wanted: AttachRequest):
-        self._wanted = wanted
+    def __init__(self, wanted: AttachRequest, job: SlurmJob):
+        self._wanted, self._first, self._newest = wanted, job, job
+        self._how = ""
         self._step: asyncio.subprocess.Process | None = None
         self._run: tuple[int, float | None] | None = None
         self._tried_at = float("-inf")
 
-    async def follow(self, job: SlurmJob | None) -> None:
+    def result(self) -> tuple[str, int]:
+        """How the job has ended, for a sentence with it as its subject, and its restarts meanwhile."""
+        how = self._how or f"is no longer watched (it is {self._newest.state})"
+        return how, self._newest.restarts - self._first.restarts
+
+    async def follow(self, slurm: CommandLineSlurm, controller: Controller, asked: asyncio.Event) -> None:
+        """Keeps agents on the nodes of every run of the job, until a signal has asked for the end, or the job has
+        ended for good."""
+        over_since: float | None = None
+        while not asked.is_set():
+            with contextlib.suppress(TimeoutError):
+                await wait_for(asked.wait(), POLL_S)
+            try:
+                job = await slurm.read_job(self._first.job_id)
+            except SlurmUnavailable:
+                continue
+            self._newest = job or self._newest
+            if job is not None and job.state in ALIVE:
+                over_since = None
+                await self._keep(job if job.state in RUNNING else None)
+                continue
+            over_since = over_since or clock.monotonic()
+            if clock.monotonic() - over_since > FINAL_WAIT_S and not controller.actions.acting():
+                self._how = "is no longer known to Slurm" if job is None else f"is {job.state}"
+                log.warning("job %s %s: it is not watched any more", self._first.job_id, self._how)
+                return
+
+    async def _keep(self, job: SlurmJob | None) -> None:
         """Starts agents in this run of the job; None: it does not run, and remaining agents are ended."""
         run = None if job is None else (job.restarts, job.start_at)
         lives = self._step is not None and self._step.returncode is None
         if lives and run != self._run:
             await self.stop()
             lives = False
-        now = asyncio.get_running_loop().time()
+        now = clock.monotonic()
         if job is None or lives or now - self._tried_at < AGENTS_RETRY_S:
             return
         self._tried_at, self._run = now, run
@@ -266,14 +227,8 @@ class Agents:
 
     async def stop(self) -> None:
         """SIGTERM to srun, which hands it on; SIGKILL after a while."""
-        if self._step is None or self._step.returncode is not None:
-            return
-        self._step.terminate()
-        try:
-            await wait_for(self._step.wait(), 10)
-        except TimeoutError:
-            self._step.kill()
-            await self._step.wait()
+        if self._step is not None and self._step.returncode is None:
+            await ended(self._step, STEP_ENDS_S)
 
 
 def command(job: SlurmJob, directory: Path) -> list[str]:
@@ -283,12 +238,11 @@ def command(job: SlurmJob, directory: Path) -> list[str]:
     own.
     """
     nodes = str(len(job.nodes))
-    ranks = dict.fromkeys((*RANK_VARIABLES, *LOCAL_RANK_VARIABLES, *WORLD_SIZE_VARIABLES))
-    unset = [word for name in ranks for word in ("-u", name)]
+    unset = [f"--unset={name}" for name in {*RANK_VARIABLES, *LOCAL_RANK_VARIABLES, *WORLD_SIZE_VARIABLES}]
     return [
         "srun", "--overlap", f"--jobid={job.process_id}", f"--nodes={nodes}", f"--ntasks={nodes}",
         "--ntasks-per-node=1", "--mem=0",
         "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--job-name=slurm-watchdog",
-        "env", *unset, *run_code("from slurm_watchdog.cli.main import main; main()"), "agent",
-        "--config", str(directory / "config.yaml"),
+        "env", *unset, "sh", "-c", 'exec "$@" 3< "$0"', str(directory / AGENTS_SETTINGS),
+        *run_module("slurm_watchdog.agent"), "3",
     ]  # fmt: skip

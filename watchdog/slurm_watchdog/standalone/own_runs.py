@@ -8,12 +8,13 @@ a run is alive if its socket answers here.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 MAX_RUNS = 50  # Files that are kept; those of older runs are deleted, the runs' directories stay.
 CONNECT_S = 1.0
@@ -62,7 +63,7 @@ def write_run(place: Path, run: OwnRun) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         new = directory / f".{name}.{os.getpid()}"
-        new.write_text(json.dumps(asdict(run)))
+        new.write_bytes(msgspec.json.encode(run))
         new.replace(directory / name)
         for old in sorted(directory.glob("*.json"))[:-MAX_RUNS]:
             old.unlink(missing_ok=True)
@@ -78,11 +79,9 @@ def write_run(place: Path, run: OwnRun) -> None:
 def read_runs(place: Path) -> list[OwnRun]:
     """Every run that is remembered, the newest first; what is no such file is left out."""
     found = []
-    names = {each.name for each in fields(OwnRun)}
     for file in (place / "runs").glob("[!.]*.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            document = json.loads(file.read_text())
-            found.append(OwnRun(**{key: value for key, value in document.items() if key in names}))
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            found.append(msgspec.json.decode(file.read_bytes(), type=OwnRun))
     return sorted(found, key=lambda run: run.started_at, reverse=True)
 
 
@@ -108,9 +107,6 @@ def running_runs(place: Path) -> list[OwnRun]:
 def ended_runs(place: Path) -> list[OwnRun]:
     """The runs that have ended and left a journal, the newest first; one that was killed is among them."""
     found = {run.directory: run for run in reversed(read_runs(place)) if Path(run.directory, JOURNAL).is_file()}
-    here = socket.gethostname()
-    return [
-        run
-        for run in reversed(found.values())
-        if run.ended_at is not None or (run.host == here and is_absent(run.socket))
-    ]
+    killed = [run for run in found.values() if run.ended_at is None and run.host == socket.gethostname()]
+    gone = [run for run in killed if is_absent(run.socket)]
+    return [run for run in reversed(found.values()) if run.ended_at is not None or run in gone]

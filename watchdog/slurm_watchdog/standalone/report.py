@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from slurm_watchdog.base.redact import mask_text
 from slurm_watchdog.base.text import duration, one_line, plural
+from slurm_watchdog.config.schema import Config
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.model.actions import ActionRun
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
@@ -17,6 +18,7 @@ from slurm_watchdog.notify.notification import Topic, message_of
 from slurm_watchdog.notify.programs import Numbered, Programs
 from slurm_watchdog.standalone.own_runs import PASSWORD_FILE, SOCKET, OwnRun
 
+PAGE_LISTEN = "127.0.0.1:9767"  # Of `run`, where that is free.
 MAX_INCIDENTS = 5  # Incidents in the summary; the command that lists them all is printed below.
 WIDTH = 300
 TOLD = frozenset({Topic.OPENED, Topic.DECIDED, Topic.ENDED, Topic.RESOLVED})
@@ -59,27 +61,26 @@ def tell(notifier: Notifier) -> None:
     notifier.workers.append(Worker(notifier, Programs("terminal", post, TOLD)))
 
 
-def greeting(run: OwnRun, *, mode: str, page: str, job_id: str = "", notes: Sequence[str] = ()) -> list[str]:
-    """Where this run is looked at. `page` is HOST:PORT, empty where it is disabled; `job_id` is the number that it has
-    in the place of a job's."""
+def greeting(run: OwnRun, config: Config, *, job_id: str = "") -> list[str]:
+    """Where this run is looked at; `job_id` is the number that it has in the place of a job's."""
+    mode, page = config.mode, config.controller.page_listen
     directory = shlex.quote(run.directory)
     acts = "restarts it when it hangs" if mode == "act" else "only reports a hang"
     acts += "" if run.command == "attach" else " or fails" if mode == "act" else ", restarts it when it fails"
     password = f"any user name, the password is in {run.directory}/{PASSWORD_FILE}"
-    return [
+    number = f"  job        {job_id} is its number in messages, and in: slurm-watchdog restart {job_id}"
+    lines = [
         f"slurm-watchdog run: watching {run.what} ({acts})",
-        *(
-            [f"  job        {job_id} is its number in messages, and in: slurm-watchdog restart {job_id}"]
-            if job_id
-            else []
-        ),
+        *([number] if job_id else []),
         f"  page       {f'http://{page} ({password})' if page else 'disabled'}",
         f"  directory  {run.directory} (logs, journal)",
         f"  socket     {run.directory}/{SOCKET}",
         "  status     slurm-watchdog status --watch",
         f"  history    slurm-watchdog incidents --journal {directory}",
-        *(f"  note       {each}" for each in notes),
     ]
+    if job_id and page not in ("", PAGE_LISTEN):
+        lines.append(f"  note       {PAGE_LISTEN} is in use, so the page is at {page}")
+    return lines
 
 
 def summary(run: OwnRun, journal: Journal, *, how: str, took_s: float, restarts: int) -> list[str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import groupby
 
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.knowledge.srun_options import gpu_number
 from slurm_watchdog.slurm.node_names import MAX_NODES, expand_nodes
 
 _REPEATED = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
@@ -48,11 +50,11 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation:
     nodes = expand_nodes(environ["SLURM_JOB_NODELIST"])
     if not nodes:
         raise ValueError("SLURM_JOB_NODELIST names no node")
-    end = environ.get("SLURM_JOB_END_TIME", "")
+    end, restarts = environ.get("SLURM_JOB_END_TIME", ""), environ.get("SLURM_RESTART_COUNT", "")
     tasks = _of_each(environ.get("SLURM_TASKS_PER_NODE", ""), len(nodes))
     return Allocation(
         job_id=environ["SLURM_JOB_ID"],
-        restarts=_whole(environ.get("SLURM_RESTART_COUNT")),
+        restarts=int(restarts) if restarts.isdecimal() else 0,
         nodes=nodes,
         batch_host=environ.get("SLURMD_NODENAME", ""),
         tasks=tasks,
@@ -70,29 +72,6 @@ def node_count(wanted_nodes: int | None, spares: int, allocation: Allocation) ->
         asked = f"--nodes={wanted_nodes} " if wanted_nodes is not None else ""
         raise ValueError(f"{asked}--spares={spares} takes more than the {have} nodes of this job: sbatch --nodes=N+S")
     return count
-
-
-def _whole(text: str | None) -> int:
-    return int(text) if text and text.isdecimal() else 0
-
-
-def gpu_number(text: str) -> int:
-    """How many GPUs `8`, `a100:8` or `a100:8,h100:4` are, as Slurm writes its --gpus; 0 where it is none of these."""
-    numbers = [part.rpartition(":")[2] for part in text.split(",")]
-    return sum(int(number) for number in numbers) if all(number.isdecimal() for number in numbers) else 0
-
-
-def scaled_gpus(text: str, total: int, have: int) -> str | None:
-    """Such a number for `have` of `total` nodes, with its types; None where not every node has the same."""
-    if not gpu_number(text):
-        return None
-    parts: list[str] = []
-    for part in text.split(","):
-        kind, colon, number = part.rpartition(":")
-        if int(number) % total:
-            return None
-        parts.append(f"{kind}{colon}{int(number) // total * have}")
-    return ",".join(parts)
 
 
 def _all_gpus(environ: Mapping[str, str], nodes: int, *, alike: bool) -> int:
@@ -116,10 +95,5 @@ def _of_each(text: str, count: int) -> tuple[int, ...]:
 
 def repeated(numbers: tuple[int, ...]) -> str:
     """2, 2, 2, 1 as Slurm writes it: `2(x3),1`."""
-    groups: list[list[int]] = []
-    for number in numbers:
-        if groups and groups[-1][0] == number:
-            groups[-1][1] += 1
-        else:
-            groups.append([number, 1])
-    return ",".join(f"{number}(x{count})" if count > 1 else str(number) for number, count in groups)
+    counts = [(number, len(list(group))) for number, group in groupby(numbers)]
+    return ",".join(f"{number}(x{count})" if count > 1 else str(number) for number, count in counts)

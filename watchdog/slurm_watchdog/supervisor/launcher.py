@@ -11,8 +11,8 @@ import shutil
 import signal
 import socket
 import tempfile
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import psutil
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.knowledge.checkpoint_options import directories_in
 from slurm_watchdog.slurm.node_names import ParseError, expand_nodes
 from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.given_input import GivenInput
 from slurm_watchdog.supervisor.job_questions import JobQuestions
+from slurm_watchdog.supervisor.look import side_by_side
 from slurm_watchdog.supervisor.placement import (
     NOT_ASKED,
     Addresses,
@@ -36,14 +36,14 @@ from slurm_watchdog.supervisor.placement import (
     mentions_address,
     task_count,
 )
-from slurm_watchdog.supervisor.plan import Plan, to_text
-from slurm_watchdog.supervisor.preflight import NodeLook, look_s, parse_look, suspects
-from slurm_watchdog.supervisor.shim import CALLS, NAME, PLAN, own_program, shim_text
+from slurm_watchdog.supervisor.preflight import LOOK_MARK, look_s, parse_look, suspects
+from slurm_watchdog.supervisor.srun import CALLS, NAME, PLAN, Plan, own_program, program
 
 NAMES_S = 2.0  # For all names together: a resolver that hangs holds up the first start by no more.
 MAX_NAMES = 16
 """Rank 0 is on one of the first nodes, and after a restart on one of the next: for another its name is written."""
 
+Streams = tuple[int, int | None, int | None, Callable[[], None] | None]
 Resolve = Callable[..., Sequence[tuple[Any, ...]]]
 
 
@@ -64,18 +64,14 @@ def read_addresses(
             return
         found[node] = usable(str(answer[4][0]) for answer in answers)
 
-    # Threads that no one waits for: getaddrinfo(3) cannot be ended.
-    threads = [threading.Thread(target=ask, args=(node,), daemon=True) for node in allocation.nodes[:MAX_NAMES]]
-    for thread in threads:
-        thread.start()
-    end = clock.monotonic() + deadline_s
-    for thread in threads:
-        thread.join(max(0.0, end - clock.monotonic()))
+    side_by_side([(node, partial(ask, node)) for node in allocation.nodes[:MAX_NAMES]], deadline_s)
     of_node = dict(found)
     node_of = {address: node for node, addresses in of_node.items() for address in addresses}
     if allocation.batch_host in allocation.nodes:
         # Of all its networks; its own name may mean 127.0.1.1 here.
-        node_of |= dict.fromkeys(_own_addresses(), allocation.batch_host)
+        networks = [each for network in psutil.net_if_addrs().values() for each in network]
+        own = usable(each.address for each in networks if each.family in (socket.AF_INET, socket.AF_INET6))
+        node_of |= dict.fromkeys(own, allocation.batch_host)
     return Addresses(node_of, of_node)
 
 
@@ -83,13 +79,6 @@ def usable(texts: Iterable[str]) -> tuple[str, ...]:
     """Addresses by which another node may come, each once, in their order."""
     found = [ip_address(text.partition("%")[0]) for text in texts]
     return tuple(dict.fromkeys(str(each) for each in found if not each.is_loopback and not each.is_link_local))
-
-
-def _own_addresses() -> tuple[str, ...]:
-    families = (socket.AF_INET, socket.AF_INET6)
-    return usable(
-        each.address for network in psutil.net_if_addrs().values() for each in network if each.family in families
-    )
 
 
 _STEP = re.compile(r"^StepId=\S+?\.(\d{1,10})\s(.*)\bSrunHost:Pid=([^\s:]+):(\d{1,10})", re.MULTILINE)
@@ -100,30 +89,18 @@ class Step(NamedTuple):
     """A step, and the srun that started it."""
 
     number: str
-    host: str
+    host: str  # Without its domain.
     pid: int
-    nodes: str = ""  # As Slurm writes a list of nodes; empty: not known.
+    nodes: tuple[str, ...] = ()  # Where it runs; nothing where Slurm does not say.
 
 
 def parse_steps(text: str) -> Iterator[Step]:
     """The numbered steps; those of the batch script and of Slurm itself are left out."""
     for number, facts, host, pid in _STEP.findall(text):
-        nodes = _NODES.search(facts)
-        yield Step(number, host, int(pid), nodes[1] if nodes is not None else "")
-
-
-def own_steps(steps: Iterable[Step], host: str, pids: Collection[int]) -> list[Step]:
-    """Those that a process of `pids` on this host has started."""
-    short = host.partition(".")[0]
-    return [each for each in steps if each.host.partition(".")[0] == short and each.pid in pids]
-
-
-def nodes_of(step: Step) -> tuple[str, ...]:
-    """Where it runs; nothing where Slurm does not say."""
-    try:
-        return expand_nodes(step.nodes)
-    except ParseError:
-        return ()
+        listed, nodes = _NODES.search(facts), tuple[str, ...]()
+        with contextlib.suppress(ParseError):
+            nodes = expand_nodes(listed[1]) if listed is not None else ()
+        yield Step(number, host.partition(".")[0], int(pid), nodes)
 
 
 NO_OPTIONS = (
@@ -139,32 +116,34 @@ FUNCTION_SHELL = ("bash", "-c", 'trap : USR1 USR2; "$@"', "slurm-watchdog run")
 """For a function of the script's; the signals are for what it runs."""
 
 
+ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+
+
 class Launcher:
     """One command of a job, for as long as `run` runs."""
 
     def __init__(
         self, command: Sequence[str], allocation: Allocation, environ: Mapping[str, str], *, check: str = "",
-        checkpoints: Sequence[str] = (),
+        checkpoints: Sequence[str] = (), has_steps: bool = True,
     ):  # fmt: skip
         """`check`: the site's command that is run on each node before a start. `checkpoints`: directories besides
         those that the command's words name. Raises OSError if there is no place for our srun.
 
-        Without an srun in PATH the command is started as it is, and no node is looked at."""
+        Without an srun in PATH, or `has_steps`, the command is started as it is, and no node is looked at."""
+        self.has_steps = has_steps
         self._command, self._allocation, self._environ = tuple(command), allocation, dict(environ)
         self._addresses = read_addresses(self._command, allocation, environ)
         self.ask = JobQuestions(allocation.job_id, environ)
         self.helpers = self.ask.helpers
-        self._srun = shutil.which("srun", path=environ.get("PATH"))
+        self._srun = shutil.which("srun", path=environ.get("PATH")) if has_steps else None
         self._directory = _make_shim(environ) if self._srun is not None else None
         here = os.getcwd()
         places = (here, *checkpoints, *directories_in(self._command, here))
-        self._question = json.dumps({"directories": list(dict.fromkeys(places)), "command": check})
-        self.steps: tuple[str, ...] = ()
-        """Of the present start, oldest first."""
-        self.step_nodes: frozenset[str] = frozenset()
-        """Of those steps, as far as Slurm says."""
+        self._question = json.dumps({"mark": LOOK_MARK, "directories": list(dict.fromkeys(places)), "command": check})
+        self.steps: tuple[str, ...] = ()  # Of the present start, oldest first.
+        self.step_nodes: frozenset[str] = frozenset()  # Of those steps, as far as Slurm says.
         self._resolved: set[int] = set()
-        self._main: int | None = None
+        self.pid: int | None = None  # Of the present start; None: none was begun.
         self.input = GivenInput()
 
     def close(self) -> None:
@@ -177,7 +156,9 @@ class Launcher:
     def command_line(self, placement: Placement) -> tuple[str, ...]:
         """What is executed on these nodes."""
         words = arguments(self._command, self._allocation, placement, self._addresses)
-        return (*(FUNCTION_SHELL if is_function(words[0], self._environ) else SHELL), *words)
+        if is_function(words[0], self._environ):
+            return (*FUNCTION_SHELL, *words)
+        return (*SHELL, *words) if self.has_steps else words
 
     async def environment(self, placement: Placement, starts: int) -> dict[str, str]:
         """The command's, and the plan of its srun; `starts`: how often it was started before."""
@@ -185,19 +166,20 @@ class Launcher:
         changed["SLURM_WATCHDOG_RESTARTS"] = str(starts)
         if self._directory is None or self._srun is None:
             return self._environ | changed
-        overlap = starts > 0 and await self._older_steps()
+        listed = await self._list_steps() if starts else ()
+        # A step of an earlier start may still be there, also where Slurm does not say.
+        overlap = listed is None or any(step.number in self.steps for step in listed)
         plan = Plan(
             job_id=self._allocation.job_id, srun=self._srun, directory=str(self._directory),
             nodes=placement.nodes, left_out=placement.left_out,
             tasks=task_count(self._allocation, placement.nodes),
             all_tasks=task_count(self._allocation, self._allocation.nodes), overlap=overlap,
-            gpus=gpu_count(self._allocation, placement.nodes),
             all_gpus=gpu_count(self._allocation, self._allocation.nodes),
         )  # fmt: skip
         for call in (self._directory / CALLS).iterdir():
             call.unlink(missing_ok=True)
         temporary = self._directory / f"{PLAN}.new"
-        temporary.write_text(to_text(plan))
+        temporary.write_text(json.dumps(plan._asdict()))
         temporary.replace(self._directory / PLAN)
         path = f"{self._directory}{os.pathsep}{self._environ.get('PATH', os.defpath)}"
         return self._environ | changed | {"PATH": path}
@@ -207,29 +189,27 @@ class Launcher:
         Raises OSError."""
         environ = await self.environment(placement, starts)
         environ |= {RESUME_FROM: resume_from} if resume_from else {}
-        with self.input.of_start(starts) as given:
+        with self.streams(starts) as (given, lines, errors, before):
             process = await asyncio.create_subprocess_exec(
-                *self.command_line(placement), stdin=given, env=environ, start_new_session=True
-            )
-        self.begun(process.pid)
+                *self.command_line(placement), stdin=given, stdout=lines, stderr=errors, env=environ,
+                start_new_session=True, preexec_fn=before,
+            )  # fmt: skip
+        self.pid, self.steps, self.step_nodes, self._resolved = process.pid, (), frozenset(), set()
         return process
 
-    def begun(self, pid: int) -> None:
-        """The command runs as this process: its steps are new ones."""
-        self._main, self.steps, self.step_nodes, self._resolved = pid, (), frozenset(), set()
+    @contextlib.contextmanager
+    def streams(self, starts: int) -> Iterator[Streams]:
+        """What a start has for its input, output and error, and what its process does before it is executed."""
+        with self.input.of_start(starts) as given:
+            yield given, None, None, None
 
     def begun_ticks(self) -> int:
         """When that process began, in clock ticks since boot; 0: not known."""
         try:
-            stat = Path(f"/proc/{self._main}/stat").read_text()
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
             return int(stat.rpartition(")")[2].split()[19])  # proc(5): starttime, behind a name that may hold spaces
         except (OSError, ValueError, IndexError):
             return 0
-
-    async def _older_steps(self) -> bool:
-        """Whether a step of an earlier start is still there; also where Slurm does not say."""
-        listed = await self._list_steps()
-        return listed is None or any(step.number in self.steps for step in listed)
 
     # ------------------------------------------------------------------------------------ steps
 
@@ -247,11 +227,11 @@ class Launcher:
         listed = await self._list_steps()
         if listed is None:
             return None
-        pids = {*self.waiting_calls(), *(each.pid for each in self.processes())}
-        if mine := own_steps(listed, socket.gethostname(), pids):
+        pids, here = {*self.waiting_calls(), *(each.pid for each in self.processes())}, socket.gethostname()
+        if mine := [each for each in listed if each.pid in pids and each.host == here.partition(".")[0]]:
             self._resolved |= {step.pid for step in mine}
             self.steps = tuple(sorted({*self.steps, *(step.number for step in mine)}, key=int))
-            self.step_nodes = self.step_nodes.union(*(nodes_of(step) for step in mine))
+            self.step_nodes = self.step_nodes.union(*(step.nodes for step in mine))
         return self.steps
 
     async def _list_steps(self) -> tuple[Step, ...] | None:
@@ -268,8 +248,18 @@ class Launcher:
     # ------------------------------------------------------------------------------------ processes
 
     def processes(self) -> list[psutil.Process]:
-        """All living processes of the command on this host."""
-        return started(self.helpers)
+        """All living processes of the command on this host: those below this one, which is their subreaper, without
+        `helpers` and what these have started; a parent is before its children. Reads all of /proc."""
+        found: dict[int, psutil.Process] = {}
+        with contextlib.suppress(psutil.Error):
+            parents = {os.getpid()}
+            # A child is listed behind its parent.
+            for each in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if each.pid not in self.helpers and each.ppid() in parents and each.status() not in ENDED:
+                        found[each.pid] = each
+                        parents.add(each.pid)
+        return list(found.values())
 
     def signal_tree(self, name: str) -> None:
         """Sends a signal to all of them. A stopped process gets none before SIGCONT."""
@@ -279,11 +269,17 @@ class Launcher:
         """Hands a signal on: one that ends to all processes, another as `receivers` says."""
         everyone = self.processes()
         function = is_function(self._command[0], self._environ)
-        send(everyone if ends else receivers(everyone, self._main, number, function=function), number)
+        if ends:
+            send(everyone, number, signal.SIGCONT)
+        else:
+            send(receivers(everyone, self.pid, number, function=function), number)
 
     def reap(self) -> None:
-        """Takes the end of an orphan that fell to us."""
-        reap({*self.helpers, self._main})
+        """Takes the end of one orphan that fell to us, if no child that is waited for has ended."""
+        with contextlib.suppress(ChildProcessError):
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None and ended.si_pid not in {*self.helpers, self.pid}:
+                os.waitpid(ended.si_pid, os.WNOHANG)
 
     # ------------------------------------------------------------------------------------ look
 
@@ -292,49 +288,27 @@ class Launcher:
         Takes a little more than look_s() at most."""
         if self._srun is None:
             return {}
-        gone, here = await self._gone(nodes)
-        return gone | suspects(here, await self._looks(here), spares=max(0, spares - len(gone)))
-
-    async def _gone(self, nodes: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-        """(nodes that have left the job, as one that is down leaves it under --no-kill; the others)."""
         present = await self.ask.nodes()
+        # As one that is down leaves it under --no-kill.
         gone = {node: "Slurm has taken it out of the job" for node in nodes if present and node not in present}
-        return gone, [node for node in nodes if node not in gone]
-
-    async def _looks(self, nodes: Sequence[str]) -> list[tuple[NodeLook, float]]:
-        """What these nodes say, each with the time when it came.
-
-        Both numbers are given: a range of nodes without a number of tasks ends the slurmctld of 22.05.
-        """
-        left_out = [node for node in self._allocation.nodes if node not in nodes]
+        here = [node for node in nodes if node not in gone]
+        left_out = [node for node in self._allocation.nodes if node not in here]
+        # Both numbers are given: a range of nodes without a number of tasks ends the slurmctld of 22.05.
         argv = [
-            self._srun or "srun", "--overlap", "--no-kill", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}",
+            self._srun, "--overlap", "--no-kill", f"--nodes={len(here)}", f"--ntasks={len(here)}",
             "--job-name=slurm-watchdog-look", "--quiet", "--input=none", "--kill-on-bad-exit=0", "--wait=0",
             *([f"--exclude={','.join(left_out)}"] if left_out else ()),
             *own_program("look"), self._question,
         ]  # fmt: skip
+        came: list[tuple[str, float]] = []  # Lines, each with the time when it came.
+
+        def heard(output: bytearray) -> None:
+            came.extend((line, clock.wall()) for line in output.decode(errors="replace").split("\n")[len(came) : -1])
+
         environ = look_environment(self._environ)
-        looks: list[tuple[NodeLook, float]] = []
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL, env=environ, start_new_session=True,
-            )  # fmt: skip
-        except OSError:
-            return []
-        self.helpers.add(process.pid)
-        assert process.stdout is not None
-        with contextlib.suppress(TimeoutError, ValueError):
-            async with timeout(look_s(len(nodes))):
-                while len(looks) < len(nodes) and (line := await process.stdout.readline()):
-                    if (look := parse_look(line.decode(errors="replace"))) is not None:
-                        looks.append((look, clock.wall()))
-                if len(looks) == len(nodes):
-                    await process.wait()
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()  # by which srun ends its tasks, too
-        return looks
+        await self.ask.run(*argv, deadline_s=look_s(len(here)), environ=environ, heard=heard)
+        looks = [(look, at) for line, at in came if (look := parse_look(line)) is not None]
+        return gone | suspects(here, looks, spares=max(0, spares - len(gone)))
 
 
 def look_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -350,35 +324,12 @@ def look_environment(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def started(helpers: Collection[int]) -> list[psutil.Process]:
-    """All processes below this one, which is their subreaper, without `helpers` and what these have started; a parent
-    is before its children. Reads all of /proc."""
-    found: dict[int, psutil.Process] = {}
-    with contextlib.suppress(psutil.Error):
-        parents = {os.getpid()}
-        # A child is listed behind its parent.
-        for each in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if each.pid not in helpers and each.ppid() in parents:
-                    found[each.pid] = each
-                    parents.add(each.pid)
-    return list(found.values())
-
-
 def send(processes: Iterable[psutil.Process], *numbers: int) -> None:
     """Sends signals to each of these; one that is gone gets none."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             for number in numbers:
                 process.send_signal(number)
-
-
-def reap(kept: Collection[int | None]) -> None:
-    """Takes the end of one child, if another is not waited for: `kept` are."""
-    with contextlib.suppress(ChildProcessError):
-        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is not None and ended.si_pid not in kept:
-            os.waitpid(ended.si_pid, os.WNOHANG)
 
 
 def receivers(
@@ -423,7 +374,7 @@ def _make_shim(environ: Mapping[str, str]) -> Path:
             directory = Path(tempfile.mkdtemp(prefix="slurm-watchdog-run-", dir=candidate))
             (directory / CALLS).mkdir()
             shim = directory / NAME
-            shim.write_text(shim_text())
+            shim.write_text(program())
             shim.chmod(0o700)
             if os.access(shim, os.X_OK):  # no: mounted with noexec
                 return directory

@@ -1,5 +1,5 @@
-"""What one node says of itself before a start: `python -m slurm_watchdog.supervisor.look`, one task a node, prints one
-line of JSON. Standard library, and pynvml where it is there; what may hang has its time."""
+"""What one node says of itself before a start: `main`, one task a node, prints one line of JSON. `reach` prints which
+hosts are gone. Standard library, and pynvml where it is there; what may hang has its time."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ import errno
 import importlib
 import json
 import os
-import re
 import socket
 import subprocess
-import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.supervisor.plan import LOOK_MARK
 
 DEADLINE_S = 4.0  # For all checks together, which run side by side: the supervisor waits for five seconds.
 COMMAND_S = 3.5  # For the site's command.
@@ -25,44 +23,42 @@ SLOWED = 0x8 | 0x40 | 0x80
 """nvmlClocksThrottleReasonHwSlowdown, …HwThermalSlowdown, …HwPowerBrakeSlowdown (nvml.h): the hardware brakes."""
 ECC_UNCORRECTED, ECC_VOLATILE = 1, 0
 """NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC (nvml.h): since the driver was loaded."""
-METRICS_PORT = 9766  # Of agent.metrics_listen, as shipped.
-FIRST_USER = 1000  # UID_MIN of login.defs(5), as distributions ship it.
-MAX_METRICS = 4 << 20
-XID = re.compile(rb'^slurm_watchdog_gpu_xid_total\{[^}\n]*\bxid="(\d{1,5})"[^}\n]*\} [1-9]', re.MULTILINE)
 TELLING = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ETIMEDOUT, errno.EHOSTDOWN,
     errno.ESHUTDOWN, errno.ENXIO, errno.ENOENT})  # fmt: skip
 """Errors of a mount; others (a quota, a right) are the same everywhere."""
+CONNECT_S = 2.0  # For a connection within one cluster.
+REACH_S = 3.0  # For all, which are asked side by side.
+MOST = 64  # Hosts that are asked: of more that are missing at once these tell enough.
+GONE = frozenset({errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT})
+"""Other errors are of this host, or of its resolver, and say nothing of the other one."""
 
 
 def main(question: str) -> None:
-    """Answers `question`: {"directories": [...], "command": "..."}. Ends the process, whatever still hangs."""
-    asked = json.loads(question)
+    """Answers {"mark": "...", "directories": [...], "command": "..."}. Ends the process, whatever still hangs."""
+    asked, expected = json.loads(question), os.environ.get("SLURM_GPUS_ON_NODE", "")
     answers: dict[str, Any] = {
-        "node": os.environ.get("SLURMD_NODENAME", ""), "gpus": None, "gpu_problems": [], "xids": [],
-        "expected": _whole(os.environ.get("SLURM_GPUS_ON_NODE")), "directories": {}, "command": None,
+        "node": os.environ.get("SLURMD_NODENAME", ""), "gpus": None, "gpu_problems": [],
+        "expected": int(expected) if expected.isdecimal() else None, "directories": {}, "command": None,
     }  # fmt: skip
-    jobs: list[tuple[str, Callable[[], None]]] = [
-        ("gpus", lambda: _look_at_gpus(answers)),
-        ("agent", lambda: _ask_agent(answers)),
-    ]
-    for directory in asked["directories"]:
-        jobs.append((directory, lambda directory=directory: _try(directory, answers)))  # type: ignore[misc]
+    jobs: list[tuple[str, Callable[[], None]]] = [("gpus", partial(_look_at_gpus, answers))]
+    jobs += [(directory, partial(_try, directory, answers)) for directory in asked["directories"]]
     if asked["command"]:
-        jobs.append(("command", lambda: _run(asked["command"], answers)))
-    threads = [(name, threading.Thread(target=job, daemon=True)) for name, job in jobs]
-    for _, thread in threads:
-        thread.start()
-    end = clock.monotonic() + DEADLINE_S
-    for _, thread in threads:
-        thread.join(max(0.0, end - clock.monotonic()))
-    answers["late"] = [name for name, thread in threads if thread.is_alive()]
+        jobs.append(("command", partial(_run, asked["command"], answers)))
+    answers["late"] = side_by_side(jobs, DEADLINE_S)
     answers["wall"] = clock.wall()
-    os.write(1, f"{LOOK_MARK}{json.dumps(answers)}\n".encode())
+    os.write(1, f"{asked['mark']}{json.dumps(answers)}\n".encode())
     os._exit(0)
 
 
-def _whole(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() else None
+def side_by_side(jobs: Sequence[tuple[str, Callable[[], None]]], within_s: float) -> list[str]:
+    """Does these, in threads that no one waits for any longer; the names of those that are not done by then."""
+    threads = [(name, threading.Thread(target=job, daemon=True)) for name, job in jobs]
+    for _, thread in threads:
+        thread.start()
+    end = clock.monotonic() + within_s
+    for _, thread in threads:
+        thread.join(max(0.0, end - clock.monotonic()))
+    return [name for name, thread in threads if thread.is_alive()]
 
 
 def _try(directory: str, answers: dict[str, Any]) -> None:
@@ -100,43 +96,6 @@ def _run(command: str, answers: dict[str, Any]) -> None:
     answers["command"] = [done.returncode, lines[-1][:200] if lines else ""]
 
 
-def _ask_agent(answers: dict[str, Any], port: int = METRICS_PORT, first_user: int = FIRST_USER) -> None:
-    """Xids since the start of the node's agent, from its metrics; nothing where they are not at the usual port."""
-    for host in _services_addresses(port, first_user):
-        answer = bytearray()
-        with contextlib.suppress(OSError), socket.create_connection((host, port), 1.0) as connection:
-            connection.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
-            while len(answer) < MAX_METRICS and (data := connection.recv(65_536)):
-                answer += data
-        if answer:
-            answers["xids"] = sorted({int(number) for number in XID.findall(answer)})
-            return
-
-
-def _services_addresses(port: int, first_user: int) -> list[str]:
-    """Where on this host someone listens at `port` whose uid is below `first_user`: no ordinary user."""
-    found = []
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError), open(path) as rows:
-            found += [host for host, uid in listeners(rows.read(), port) if uid < first_user]
-    return found
-
-
-def listeners(text: str, port: int) -> list[tuple[str, int]]:
-    """(address to connect to, uid) of who listens at `port`, of /proc/net/tcp or tcp6 (proc(5)): the address is in
-    words of 32 bits as this machine has them in memory. A wildcard is reached at the loopback address."""
-    found = []
-    for row in text.splitlines()[1:]:
-        fields = row.split()
-        if len(fields) < 8 or fields[3] != "0A" or not fields[1].endswith(f":{port:04X}"):
-            continue
-        word = fields[1].partition(":")[0]
-        raw = b"".join(int(word[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(word), 8))
-        host = socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
-        found.append(({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), int(fields[7])))
-    return found
-
-
 def _look_at_gpus(answers: dict[str, Any]) -> None:
     try:
         nvml = importlib.import_module("pynvml")
@@ -154,15 +113,15 @@ def _look_at_gpus(answers: dict[str, Any]) -> None:
         return
     answers["gpus"] = count
     for index in range(count):
-        _look_at_gpu(nvml, index, answers["gpu_problems"])
+        answers["gpu_problems"] += _problems_of_gpu(nvml, index)
 
 
-def _look_at_gpu(nvml: Any, index: int, problems: list[str]) -> None:
+def _problems_of_gpu(nvml: Any, index: int) -> list[str]:
+    problems = []
     try:
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
-        problems.append(f"GPU {index}: {error}")
-        return
+        return [f"GPU {index}: {error}"]
     with contextlib.suppress(nvml.NVMLError):  # a GPU without ECC says that it has none
         if errors := nvml.nvmlDeviceGetTotalEccErrors(gpu, ECC_UNCORRECTED, ECC_VOLATILE):
             problems.append(f"GPU {index}: {errors} memory errors that ECC could not correct, since the driver's start")
@@ -172,7 +131,26 @@ def _look_at_gpu(nvml: Any, index: int, problems: list[str]) -> None:
     with contextlib.suppress(nvml.NVMLError):
         if nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu) & SLOWED:
             problems.append(f"GPU {index}: the hardware slows its clocks down")
+    return problems
 
 
-if __name__ == "__main__":
-    main(sys.argv[1])
+# ------------------------------------------------------------------------------------ nodes that are missing
+
+
+def reach(port: str, *pairs: str) -> None:
+    """Prints those of NODE=ADDRESS whose hosts are gone, one a line, and ends the process: a resolver may hang. A port
+    that is refused is an answer of the host's kernel."""
+    gone: list[str] = []
+
+    def ask(node: str, address: str) -> None:
+        with contextlib.suppress(socket.gaierror):  # says nothing of the host
+            number = str(socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)[0][4][0])
+            try:
+                socket.create_connection((number, int(port)), CONNECT_S).close()
+            except OSError as error:
+                if isinstance(error, TimeoutError) or error.errno in GONE:
+                    gone.append(node)
+
+    side_by_side([(pair, partial(ask, *pair.split("=", 1))) for pair in pairs[:MOST]], REACH_S)
+    os.write(1, "".join(f"{node}\n" for node in list(gone)).encode())
+    os._exit(0)

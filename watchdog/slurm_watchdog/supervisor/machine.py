@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Concatenate, ParamSpec
 
 from msgspec.structs import replace
@@ -15,29 +15,12 @@ from slurm_watchdog.model.supervisor import (
     RestartOrder,
     step_words,
 )
-from slurm_watchdog.supervisor.endings import (
-    INTERRUPTED,
-    KILL_WAIT_S,
-    LAST_S,
-    RESTART_DELAY_S,
-    TERMINATED,
-    TOLD_S,
-    again_words,
-    beside_words,
-    code_words,
-    elsewhere_words,
-    late_words,
-    not_again_words,
-    restarting_words,
-    told_words,
-    used_up_words,
-)
+from slurm_watchdog.supervisor.endings import code_words
 from slurm_watchdog.supervisor.placement import NoSpare, choose
 from slurm_watchdog.supervisor.preflight import look_s
 from slurm_watchdog.supervisor.state import (
     Action,
     Begin,
-    Ends,
     Forward,
     Look,
     Phase,
@@ -49,12 +32,17 @@ from slurm_watchdog.supervisor.state import (
     SignalTree,
 )  # fmt: skip
 
+LAST_S = 60.0  # Before the end of the job's time nothing is started again.
+TOLD_S = 600.0
+"""A command that ends so long after SIGUSR1 or SIGUSR2 was passed to it has saved because of that, a checkpoint of many
+GPUs included. A judgement."""
 TREE_S = 1.0  # Between KILL of the steps, with TERM of what runs on this host, and KILL of that.
 GIVE_UP_S = 10.0  # After the order: what has not ended by then stands in state D, and the next start overlaps it.
 WAIT_S = 120.0  # For an order, after a command that ended because of our kill switch.
 SWITCH_GONE_S = 30.0  # After the kill switch was taken away, that no order came: it was no restart.
 LOOK_MORE_S = 3.0  # Beside look_s(), for slurmctld, which is asked before, and the end of a look that is given up.
 SIGINT = 2
+INTERRUPTED, TERMINATED = 130, 143  # 128 + SIGINT, 128 + SIGTERM: as a shell has them.
 
 Next = tuple[Run, tuple[Action, ...]]
 Event = Callable[[Run, float, float], Next]
@@ -83,8 +71,7 @@ def is_about_time(run: Run, happened: Event, now: float, wall: float) -> bool:
     """Whether what `happened` leads to depends on the end of the job's time, which Slurm may have moved."""
     if _seconds_left(run, wall) >= LAST_S + GIVE_UP_S:
         return False
-    allocation = replace(run.settings.allocation, end_at=None)
-    unlimited = replace(run, settings=replace(run.settings, allocation=allocation))
+    unlimited = with_end(run, float("inf"))
     return next_state(run, happened, now, wall)[1] != next_state(unlimited, happened, now, wall)[1]
 
 
@@ -101,53 +88,39 @@ def tick(run: Run, now: float, wall: float) -> Next:
     age_s = now - run.since
     if run.phase is Phase.LOOKING and age_s > look_s(len(run.settings.allocation.nodes)) + LOOK_MORE_S:
         return _start(run, now, wall)
-    if run.phase is Phase.PAUSING and age_s >= RESTART_DELAY_S:
+    if run.phase is Phase.PAUSING and age_s >= run.settings.restart_delay_s:
         return _look(run, now)
     if run.phase is Phase.WAITING:
         gone = run.switch_gone_at is not None and now - run.switch_gone_at >= SWITCH_GONE_S
         if gone or age_s >= WAIT_S:
             why = "the kill switch was taken away" if gone else f"no order came within {WAIT_S:.0f} s"
             return _over(run, now, run.exit_code, f"the command is not started again: {why}")
-    if run.phase is Phase.ENDING:
-        return _end_further(run, age_s, now, wall)
+    settings = run.settings
     if run.phase is Phase.RUNNING and run.asked_at is not None:
-        return _kill_after(run, now - run.asked_at)
-    return run, ()
-
-
-def _kill_after(run: Run, age_s: float) -> Next:
-    """What was asked to end, and does not."""
-    if run.ends is Ends.TERM and age_s >= KILL_WAIT_S:
-        return replace(run, ends=Ends.KILL), _kill(run)
-    if run.ends is Ends.KILL and age_s >= KILL_WAIT_S + GRACE_S:
-        return replace(run, ends=Ends.TREE), (SignalTree("KILL"),)
-    return run, ()
-
-
-def _end_further(run: Run, age_s: float, now: float, wall: float) -> Next:
-    grace_s = GRACE_S if run.order is None else min(GRACE_S, run.order.grace_s)
-    if run.ends is Ends.TERM and age_s >= grace_s:
-        return replace(run, ends=Ends.KILL), _kill(run)
-    if run.ends is Ends.KILL and age_s >= grace_s + TREE_S:
-        return replace(run, ends=Ends.TREE), _end_all(run, "KILL")
-    if age_s >= GIVE_UP_S:
+        return _end_further(run, now - run.asked_at, settings.kill_wait_s, GRACE_S)
+    if run.phase is Phase.ENDING and age_s >= GIVE_UP_S and not settings.patient:
         return _after_end(run, now, wall)
+    if run.phase is Phase.ENDING:
+        grace_s = GRACE_S if run.order is None else min(GRACE_S, run.order.grace_s)
+        return _end_further(run, age_s, settings.kill_wait_s if settings.patient else grace_s, TREE_S)
     return run, ()
 
 
-def _signal(run: Run, name: str) -> tuple[Action, ...]:
-    """To the steps: those of a command in the batch script are its processes."""
-    return (SignalTree(name),) if run.in_batch else (SignalSteps(name, run.steps),)
+def _end_further(run: Run, age_s: float, grace_s: float, more_s: float) -> Next:
+    """What was told to end, and does not. The sruns of steps that are killed are left a moment to end by that."""
+    if run.ends == "TERM" and age_s >= grace_s:
+        said = (Say(f"the command did not end within {grace_s:.0f} s of SIGTERM: SIGKILL"),)
+        return replace(run, ends="KILL"), (*(said if run.settings.patient else ()), *_signal(run, "KILL", "TERM"))
+    if age_s >= grace_s + more_s and (run.ends == "KILL" or run.settings.patient):
+        return replace(run, ends="TREE"), _signal(run, "KILL", "KILL")
+    return run, ()
 
 
-def _end_all(run: Run, name: str) -> tuple[Action, ...]:
-    """To the steps, and to all that the command has started on this host."""
-    return (SignalTree(name),) if run.in_batch else (SignalSteps(name, run.steps), SignalTree(name))
-
-
-def _kill(run: Run) -> tuple[Action, ...]:
-    """What ends the steps for certain; their sruns are left a moment to end by that."""
-    return (SignalTree("KILL"),) if run.in_batch else (SignalSteps("KILL", run.steps), SignalTree("TERM"))
+def _signal(run: Run, name: str, tree: str = "") -> tuple[Action, ...]:
+    """To the steps, and `tree` to all that the command has started on this host. Steps of a command in the batch script
+    are its processes."""
+    steps = SignalTree(name) if run.in_batch else SignalSteps(name, run.steps)
+    return (steps, SignalTree(tree)) if tree and not run.in_batch else (steps,)
 
 
 def _look(run: Run, now: float) -> Next:
@@ -166,15 +139,12 @@ def not_begun(run: Run, now: float, wall: float, why: str) -> Next:
     return _over(run, now, 127, f"the command cannot be started: {why}")
 
 
-def begun(run: Run, now: float, wall: float, ticks: int) -> Next:
-    """The command runs since then: see SupervisorStatus.begun_ticks."""
-    return replace(run, begun_ticks=ticks), ()
-
-
 def _start(run: Run, now: float, wall: float) -> Next:
     settings = run.settings
-    if run.starts and _seconds_left(run, wall) < LAST_S:
-        return _over(run, now, run.exit_code or TERMINATED, f"nothing is started again {_late(run, wall)}")
+    if run.held:
+        return replace(run, phase=Phase.LOOKING, looked=True), ()
+    if run.starts and (why := late(run, wall)):
+        return _over(run, now, run.exit_code or TERMINATED, f"nothing is started again {why}")
     # A command in the batch script stays where that is, whatever its node looks like.
     suspects = () if run.in_batch else run.suspects.keys()
     try:
@@ -189,11 +159,12 @@ def _start(run: Run, now: float, wall: float) -> Next:
         for node, why in run.suspects.items()
     )  # fmt: skip
     # Nothing that the command started outlives it: a server in the background, a step beside the one that failed.
-    left = _end_all(run, "KILL") if run.starts else ()
+    left = _signal(run, "KILL", "KILL") if run.starts else ()
     begin = Begin(placement, in_batch=run.in_batch, resume_from=run.resume_from)
     run = replace(
-        run, phase=Phase.RUNNING, since=now, starts=run.starts + 1, placement=placement, steps=(), ends=Ends.NOT,
-        elsewhere=(), told_at=None, begun_ticks=0, switch_gone_at=None, looked=False,
+        run, phase=Phase.RUNNING, since=now, starts=run.starts + 1, placement=placement, ends="",
+        steps=(BATCH_STEP,) if settings.patient else (),
+        elsewhere=(), told=0, told_at=None, requeued=False, begun_ticks=0, switch_gone_at=None, looked=False,
         words=f"start {run.starts + 1} on {len(placement.nodes)} nodes",
     )  # fmt: skip
     return run, (*said, *left, begin)
@@ -215,14 +186,25 @@ def steps_seen(run: Run, now: float, wall: float, steps: tuple[str, ...], nodes:
         return run, ()
     if steps == (BATCH_STEP,) and (run.steps or ours != (run.settings.allocation.batch_host,)):
         return run, ()  # on several nodes it starts its ranks in a way that is not known here
-    said = () if elsewhere == run.elsewhere else (Say(elsewhere_words(run.starts, elsewhere)),)
+    said = () if elsewhere == run.elsewhere else (Say(_elsewhere(run, elsewhere)),)
     run = replace(run, steps=steps, elsewhere=elsewhere)
     if run.order is None:
         return run, said
     if any(node in run.avoided for node in elsewhere):
-        return replace(run, order=None, answer=OrderAnswer.FAILED, words=elsewhere_words(run.starts, elsewhere)), said
+        return replace(run, order=None, answer=OrderAnswer.FAILED, words=_elsewhere(run, elsewhere)), said
     words = f"the command runs again as {step_words(steps[-1])}"
     return replace(run, order=None, answer=OrderAnswer.STARTED, words=words), (*said, Say(words))
+
+
+def _elsewhere(run: Run, nodes: Sequence[str]) -> str:
+    return (
+        f"start {run.starts} runs on {','.join(nodes)}, too, which it was to leave out: an srun of it was not called "
+        "by its name alone (a path, another PATH), or has options that cannot be adapted"
+    )
+
+
+def _beside(pid: int) -> str:
+    return f"another `slurm-watchdog run` of this job is under way (process {pid})"
 
 
 def beside(run: Run, now: float, wall: float, pid: int) -> Next:
@@ -231,7 +213,7 @@ def beside(run: Run, now: float, wall: float, pid: int) -> Next:
     if not pid or before:
         return run, ()
     return run, (
-        Say(f"{beside_words(pid)}: until one of them has ended, a command that fails is started again, and no hang is "
+        Say(f"{_beside(pid)}: until one of them has ended, a command that fails is started again, and no hang is "
             "answered in this allocation"),
     )  # fmt: skip
 
@@ -263,12 +245,15 @@ def ordered(run: Run, now: float, wall: float, order: RestartOrder, written_at: 
     said = Say(f"{words}: {order.why}" if order.why else words)
     if run.phase in (Phase.LOOKING, Phase.ENDING):
         return run, (said,)
+    return _end_for_next(run, now, said)
+
+
+def _end_for_next(run: Run, now: float, *said: Action) -> Next:
+    """The nodes are looked at while the steps end."""
     looking, actions = _look(run, now)
     if run.phase is not Phase.RUNNING:
-        return looking, (said, *actions)
-    # The nodes are looked at while the steps end.
-    ending = replace(looking, phase=Phase.ENDING, ends=Ends.TERM)
-    return ending, (said, *_signal(run, "TERM"), *actions)
+        return looking, (*said, *actions)
+    return replace(looking, phase=Phase.ENDING, ends="TERM"), (*said, *_signal(run, "TERM"), *actions)
 
 
 def _refusal(run: Run, order: RestartOrder, age_s: float, wall: float) -> str:
@@ -279,7 +264,7 @@ def _refusal(run: Run, order: RestartOrder, age_s: float, wall: float) -> str:
     if run.asked_at is not None:
         return "the job was asked to end"
     if run.beside:
-        return beside_words(run.beside)
+        return _beside(run.beside)
     if run.phase is Phase.ENDING and run.order is not None:
         return "the command is being ended for another order"
     if order.step_id != present:
@@ -290,6 +275,18 @@ def _refusal(run: Run, order: RestartOrder, age_s: float, wall: float) -> str:
     if run.in_batch and run.settings.allocation.batch_host in order.avoid:
         return f"the command runs in the batch script, which cannot leave {run.settings.allocation.batch_host}"
     return _not_without(replace(run, avoided=run.avoided | set(order.avoid)), wall)
+
+
+def requeued(run: Run, now: float, wall: float, resume_from: str) -> Next:
+    """Our own controller wants the command to be started again, after `released`."""
+    run = replace(run, requeued=True, held=True, resume_from=resume_from, failed="")
+    return (run, ()) if run.phase is Phase.ENDING else _end_for_next(run, now)
+
+
+def released(run: Run, now: float, wall: float) -> Next:
+    """It may be started."""
+    run = replace(run, held=False)
+    return _start(run, now, wall) if run.phase is Phase.LOOKING and run.looked else (run, ())
 
 
 # ------------------------------------------------------------------------------------ lost nodes
@@ -310,23 +307,23 @@ def lost(run: Run, now: float, wall: float, nodes: tuple[str, ...]) -> Next:
         f"{gone}: the command is ended and started again without {'it' if len(nodes) == 1 else 'them'} "
         f"(restart {run.starts} of at most {run.settings.max_restarts})"
     )
-    looking, actions = _look(run, now)
     failed = f"{gone}, and its command is {_restarting(run)}"
-    ending = replace(looking, phase=Phase.ENDING, ends=Ends.TERM, words=words, failed=failed)
-    return ending, (Say(words), *_signal(run, "TERM"), *actions)
+    return _end_for_next(replace(run, words=words, failed=failed), now, Say(words))
 
 
 def _not_without(run: Run, wall: float) -> str:
     """Why the command is not started again on the nodes that are left; empty: it is."""
-    if run.restarts_left <= 0:
-        return used_up_words(run.settings.max_restarts)
-    if _seconds_left(run, wall) < LAST_S + GIVE_UP_S:  # what is ended now is not started again any more
-        return f"it is {_late(run, wall)}"
+    if why := _used_up(run) or late(run, wall, LAST_S + GIVE_UP_S, "it is "):  # what ends now is not started again
+        return why
     try:
         choose(run.settings.allocation, _count(run), avoided=run.avoided)
     except NoSpare as error:
         return str(error)
     return ""
+
+
+def _used_up(run: Run) -> str:
+    return "" if run.restarts_left > 0 else f"all of its {run.settings.max_restarts} restarts are used up"
 
 
 def not_requeued(run: Run, now: float, wall: float) -> Next:
@@ -335,7 +332,7 @@ def not_requeued(run: Run, now: float, wall: float) -> Next:
         return run, ()
     words = "Slurm does not requeue the job: it is ended"
     ends = SignalTree("TERM") if run.in_batch or not run.steps else SignalSteps("TERM", run.steps)
-    return replace(run, asked_at=now, ends=Ends.TERM, words=words), (Say(words), ends)
+    return replace(run, asked_at=now, ends="TERM", words=words), (Say(words), ends)
 
 
 # ------------------------------------------------------------------------------------ ends
@@ -358,33 +355,37 @@ def ended(
     if switched:
         words = "the command has ended by our kill switch: an order to start it again is waited for"
         return replace(run, phase=Phase.WAITING, since=now, words=words), (Say(words),)
-    why = _not_again(run, code, stopped, now, wall)
-    if why is not None:
-        return _over(run, now, code, why)
-    words = again_words(code_words(code), RESTART_DELAY_S, run.starts, run.settings.max_restarts)
-    left = _end_all(run, "TERM")
+    if is_interrupted(run, now):  # who has pressed the keys knows
+        code = INTERRUPTED if code == 1 else code  # a launcher reports it as an error of its own
+        return _over(replace(run, cancelled=True), now, code, "it was interrupted")[0], ()
+    if code == 0:
+        return _over(run, now, code, "the command has ended well")
+    if not stopped and run.told_at is not None and (age_s := now - run.told_at) <= TOLD_S:
+        notice = "as a notice that its time is nearly over is"
+        stopped = f"SIGUSR1 or SIGUSR2 was passed to it {age_s:.0f} s before, {notice}"
+    if not stopped and code == INTERRUPTED:
+        stopped = "it was interrupted"
+    run = replace(run, cancelled=bool(stopped))
+    if why := stopped or _used_up(run) or late(run, wall, of="it is "):
+        return _over(run, now, code, f"the command ended with {code_words(code)}, and is not started again: {why}")
+    words = (
+        f"the command ended with {code_words(code)}; restarting in {run.settings.restart_delay_s:.0f} s "
+        f"(restart {run.starts} of at most {run.settings.max_restarts})"
+    )
     failed = f"its command ended with {code_words(code)}, {_restarting(run)}"
-    return replace(run, phase=Phase.PAUSING, since=now, words=words, failed=failed), (Say(words), *left)
+    return replace(run, phase=Phase.PAUSING, since=now, words=words, failed=failed), (
+        Say(words),
+        *_signal(run, "TERM", "TERM"),
+    )
 
 
 def _restarting(run: Run) -> str:
-    return restarting_words(run.starts, run.settings.max_restarts)
+    return f"restarting ({run.starts} of {run.settings.max_restarts})"
 
 
-def _not_again(run: Run, code: int, stopped: str, now: float, wall: float) -> str | None:
-    """Why a command that has ended by itself is not started again; None: it is."""
-    if code == 0:
-        return "the command has ended well"
-    why = stopped
-    if not why and run.told_at is not None and now - run.told_at <= TOLD_S:
-        why = told_words(now - run.told_at)
-    if not why and code == INTERRUPTED:
-        why = "it was interrupted"
-    if not why and run.restarts_left <= 0:
-        why = used_up_words(run.settings.max_restarts)
-    if not why and _seconds_left(run, wall) < LAST_S:
-        why = f"it is {_late(run, wall)}"
-    return not_again_words(code_words(code), why) if why else None
+def is_interrupted(run: Run, now: float) -> bool:
+    """Whether Ctrl-C was passed to the present start not long ago: its end is the answer to that."""
+    return run.told == SIGINT and run.told_at is not None and now - run.told_at <= TOLD_S
 
 
 def _after_end(run: Run, now: float, wall: float) -> Next:
@@ -399,10 +400,8 @@ def _after_end(run: Run, now: float, wall: float) -> Next:
 
 def switch_seen(run: Run, now: float, wall: float, present: bool) -> Next:
     """Whether our kill switch is there."""
-    if run.phase is not Phase.WAITING:
-        return run, ()
-    gone_at = None if present else run.switch_gone_at if run.switch_gone_at is not None else now
-    return replace(run, switch_gone_at=gone_at), ()
+    gone_at = now if run.switch_gone_at is None else run.switch_gone_at
+    return replace(run, switch_gone_at=None if present else gone_at), ()
 
 
 def asked(run: Run, now: float, wall: float, number: int, ends: bool) -> Next:
@@ -410,7 +409,9 @@ def asked(run: Run, now: float, wall: float, number: int, ends: bool) -> Next:
     if not ends:
         if run.phase is not Phase.RUNNING:
             return run, ()
-        return replace(run, told_at=now), (Forward(number),)
+        if number == SIGINT or run.settings.in_slurm:
+            run = replace(run, told=number, told_at=now)
+        return run, (Forward(number),)
     if run.phase in (Phase.RUNNING, Phase.ENDING):
         once = run.asked_at is None and bool(run.steps)
         run = replace(run, asked_at=now if run.asked_at is None else run.asked_at)
@@ -418,7 +419,7 @@ def asked(run: Run, now: float, wall: float, number: int, ends: bool) -> Next:
             return run, ()
         name = "INT" if number == SIGINT else "TERM"
         action = SignalSteps(name, run.steps) if once and not run.in_batch else Forward(number)
-        return replace(run, ends=Ends.TERM if run.ends is Ends.NOT else run.ends), (action,)
+        return replace(run, ends="TERM" if not run.ends else run.ends), (action,)
     return _over(run, now, run.exit_code or 128 + number, "the job was asked to end")
 
 
@@ -433,5 +434,7 @@ def _seconds_left(run: Run, wall: float) -> float:
     return float("inf") if end_at is None else end_at - wall
 
 
-def _late(run: Run, wall: float) -> str:
-    return late_words(_seconds_left(run, wall))
+def late(run: Run, wall: float, least_s: float = LAST_S, of: str = "") -> str:
+    """Why nothing is started any more, a part of a sentence behind `of`; empty: `least_s` are left."""
+    left_s = _seconds_left(run, wall)
+    return f"{of}{max(0.0, left_s):.0f} s before the end of the job's time" if left_s < least_s else ""

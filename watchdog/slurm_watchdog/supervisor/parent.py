@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from struct import Struct
+from typing import TypeAlias
 
 from slurm_watchdog.base.process_setup import set_name
 from slurm_watchdog.supervisor.endings import exit_code
@@ -19,35 +19,16 @@ ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 OTHER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 SIGNALS = (*ENDING_SIGNALS, *OTHER_SIGNALS)  # That are handed on.
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-_COMMAND = Struct("=q")
-
-
-class SharedPid:
-    """The process of the command, in memory that parent and child share; 0: it does not run."""
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
-
-    def put(self, pid: int) -> None:
-        """The command runs as `pid` now; 0: no one waits for it any more."""
-        _COMMAND.pack_into(self._memory, 0, pid)
-
-    def clear(self, pid: int) -> None:
-        """The command that ran as `pid` has ended; a later start of it stays."""
-        if self.get() == pid:
-            self.put(0)
-
-    def get(self) -> int:
-        """What was put last."""
-        return int(_COMMAND.unpack_from(self._memory, 0)[0])
+SharedPid: TypeAlias = ctypes.c_int64
+"""The process of the command, in memory that parent and child share; 0: it does not run, or no one waits for it."""
 
 
 def in_child(supervise: Callable[[SharedPid], int]) -> int:
-    """Calls `supervise` in a child, where the signals are blocked until it takes them (`unblock`), and returns there
+    """Calls `supervise` in a child, where the signals are blocked until it takes them, and returns there
     what it returns. In the parent it returns the exit code of the child, or that of the command if it outlived that.
     Whatever is raised is raised in the child alone. Raises OSError in the parent where no process can be started."""
     become_subreaper()
-    command = SharedPid()
+    command = SharedPid.from_buffer(mmap.mmap(-1, mmap.PAGESIZE))
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     child = os.fork()
     if child == 0:
@@ -55,11 +36,6 @@ def in_child(supervise: Callable[[SharedPid], int]) -> int:
         return supervise(command)
     set_name(NAME)
     return _wait(child, command)
-
-
-def unblock() -> None:
-    """The child takes signals from now on."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def become_subreaper() -> None:
@@ -79,10 +55,10 @@ def _wait(child: int, command: SharedPid) -> int:
 
     for number in SIGNALS:
         signal.signal(number, hand_on)
-    unblock()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     code = _code_of(child)
     with suppress(ChildProcessError):  # it has ended meanwhile
-        if pid := command.get():
+        if pid := command.value:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             target = pid
             say(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from ipaddress import ip_address
+from itertools import compress
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -19,8 +20,9 @@ from slurm_watchdog.knowledge.launch_options import (
     VARIABLES,
     name_of,
 )
+from slurm_watchdog.knowledge.srun_options import scaled_gpus
 from slurm_watchdog.slurm.node_names import fold_nodes
-from slurm_watchdog.supervisor.allocation import Allocation, repeated, scaled_gpus
+from slurm_watchdog.supervisor.allocation import Allocation, repeated
 
 _NAMES = "|".join(sorted(each.replace("_", "[_-]") for each in NODES | PROCESSES | ADDRESSES))
 _IN_SHELL = re.compile(
@@ -62,13 +64,9 @@ class Placement(Struct):
 
 
 def choose(
-    allocation: Allocation,
-    count: int,
-    *,
-    avoided: Collection[str] = (),
-    suspects: Collection[str] = (),
+    allocation: Allocation, count: int, *, avoided: Collection[str] = (), suspects: Collection[str] = (),
     previous: Sequence[str] = (),
-) -> Placement:
+) -> Placement:  # fmt: skip
     """`count` nodes: none of `avoided`, of `suspects` only where nothing else is left, and as many of `previous` as can
     stay. Raises NoSpare."""
     usable = [node for node in allocation.nodes if node not in avoided]
@@ -77,11 +75,8 @@ def choose(
             f"no spare is left: {count} nodes are needed, and of the {len(allocation.nodes)} of the job "
             f"{len(usable)} may be used"
         )
-    position = {node: index for index, node in enumerate(allocation.nodes)}
-    best = sorted(
-        usable,
-        key=lambda node: (node in suspects, bool(previous) and node not in previous, position[node]),
-    )
+    # Sorting keeps the order of the allocation among equals.
+    best = sorted(usable, key=lambda node: (node in suspects, bool(previous) and node not in previous))
     chosen = frozenset(best[:count])
     return Placement(
         nodes=tuple(node for node in allocation.nodes if node in chosen),
@@ -107,16 +102,16 @@ def environment(
     if placement.nodes == allocation.nodes:
         return {}
     nodes, count = fold_nodes(placement.nodes), str(len(placement.nodes))
-    tasks = str(task_count(allocation, placement.nodes))
+    tasks, kept = str(task_count(allocation, placement.nodes)), [node in placement.nodes for node in allocation.nodes]
     values = {
         "SLURM_JOB_NODELIST": nodes, "SLURM_NODELIST": nodes, "SLURM_NNODES": count, "SLURM_JOB_NUM_NODES": count,
-        "SLURM_TASKS_PER_NODE": repeated(_chosen(allocation, allocation.tasks, placement)),
-        "SLURM_JOB_CPUS_PER_NODE": repeated(_chosen(allocation, allocation.cpus, placement)),
+        "SLURM_TASKS_PER_NODE": repeated(tuple(compress(allocation.tasks, kept))),
+        "SLURM_JOB_CPUS_PER_NODE": repeated(tuple(compress(allocation.cpus, kept))),
     }  # fmt: skip
     if allocation.tasks:
         values |= {"SLURM_NTASKS": tasks, "SLURM_NPROCS": tasks}
     if "SLURM_GPUS" in environ:
-        values["SLURM_GPUS"] = scaled_gpus(environ["SLURM_GPUS"], len(allocation.nodes), len(placement.nodes)) or ""
+        values["SLURM_GPUS"] = scaled_gpus(environ["SLURM_GPUS"], len(allocation.nodes), len(placement.nodes))
     changed = {name: value for name, value in values.items() if value and name in environ}
     for name, value in environ.items():
         if name.isupper():
@@ -124,16 +119,15 @@ def environment(
     return {name: value for name, value in changed.items() if value != environ[name]}
 
 
-def _chosen(allocation: Allocation, numbers: tuple[int, ...], placement: Placement) -> tuple[int, ...]:
-    return tuple(number for node, number in zip(allocation.nodes, numbers, strict=False) if node in placement.nodes)
-
-
 def _address(text: str, allocation: Allocation, placement: Placement, addresses: Addresses) -> str:
     """`host`, `host:port` or a URL of rank 0, with its new host where it named a node of the allocation."""
     scheme, separator, rest = text.rpartition("://")
     place, slash, path = rest.partition("/")
     host, port = _split(place)
-    ip = _ip(host)
+    try:
+        ip = str(ip_address(host))
+    except ValueError:  # a name
+        ip = ""
     node, suffix = (addresses.node_of.get(ip), "") if ip else _node_of(host, allocation)
     first = placement.nodes[0]
     if node is None or node == first or (node != allocation.nodes[0] and node in placement.nodes):
@@ -155,14 +149,6 @@ def _split(text: str) -> tuple[str, str]:
         return text, ""
     host, colon, port = text.partition(":")
     return host, colon + port
-
-
-def _ip(host: str) -> str:
-    """The address as it is usually written; empty: a name."""
-    try:
-        return str(ip_address(host))
-    except ValueError:
-        return ""
 
 
 def _node_of(host: str, allocation: Allocation) -> tuple[str | None, str]:
@@ -196,7 +182,8 @@ def arguments(
     for index, word in enumerate(command):
         name, equals, given = word.partition("=")
         option = command[index - 1] if index else ""
-        if _is_shell_line(command, index) or _holds_variables(name if equals else "", option):
+        holders = (name if equals else "", option)
+        if _is_shell_line(command, index) or any(each[:1] == "-" and name_of(each) in VARIABLES for each in holders):
             word = _IN_SHELL.sub(lambda part: part[1] + value(part[1].rstrip("\"'= \t\n"), part[2]), word)
         elif equals and re.fullmatch(r"[\w.+-]+", name):
             word = f"{name}={value(name, given)}"
@@ -206,10 +193,6 @@ def arguments(
             word = value(option, word)
         found.append(word)
     return tuple(found)
-
-
-def _holds_variables(*options: str) -> bool:
-    return any(option.startswith("-") and name_of(option) in VARIABLES for option in options)
 
 
 def _is_shell_line(command: Sequence[str], index: int) -> bool:

@@ -17,8 +17,8 @@ from msgspec import Meta
 from slurm_watchdog.base.averages import median
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import one_line
-from slurm_watchdog.supervisor.plan import LOOK_MARK
 
+LOOK_MARK = "slurm-watchdog-look "  # Begins the line that `look` prints on each node: a site's prolog may print, too.
 SKEW_S = 5.0  # Between a node's clock and most others: far more than NTP leaves, and than a line takes.
 ANSWERED = 0.9  # Of the nodes, and more: who is silent then is so by itself. At fewer all are slow. A judgement.
 LOOK_S = 5.0  # For up to LOOK_NODES nodes to answer; see look.DEADLINE_S.
@@ -39,7 +39,6 @@ class NodeLook(Struct):
     gpus: int | None = None  # That NVML counts; None: there is no NVML.
     expected: int | None = None  # That Slurm gave the job there.
     gpu_problems: tuple[Text, ...] = ()
-    xids: tuple[int, ...] = ()  # That the node's agent has seen since its start.
     directories: Mapping[str, Text] = {}  # Those that answered, with what they said; empty: all was well.
     command: tuple[int, Text] | None = None  # Exit code and last line of the site's command.
     late: tuple[Text, ...] = ()  # What has not answered within its time.
@@ -68,21 +67,26 @@ def suspects(asked: Sequence[str], looks: Sequence[tuple[NodeLook, float]], *, s
     `spares`: so many nodes may be silent, and the start does without them.
     """
     answered = {look.node: (look, at) for look, at in looks if look.node in asked}
+    silent = len(asked) - len(answered)
+    found: dict[str, str] = {}
+    if answered and (len(answered) >= ANSWERED * len(asked) or silent <= spares):
+        found = {node: "it did not answer, and the others did" for node in asked if node not in answered}
     most = _most_gpus([look for look, _ in answered.values()])
     usual_s = _usual_skew_s([look.wall - at for look, at in answered.values()])
-    found: dict[str, str] = {}
-    for node in asked:
-        if node not in answered:
-            silent = len(asked) - len(answered)
-            if answered and (len(answered) >= ANSWERED * len(asked) or silent <= spares):
-                found[node] = "it did not answer, and the others did"
-            continue
-        look, at = answered[node]
+    for node, (look, at) in answered.items():
         others = [other for name, (other, _) in answered.items() if name != node]
-        problems = [*_gpus(look, most), *_xids(look), *_places(look, others), *_clock(look, at, usual_s)]
-        if problems := [*problems, *_command(look)]:
+        problems = [*_gpus(look, most), *_places(look, others)]
+        ahead_s = 0.0 if usual_s is None else look.wall - at - usual_s
+        if abs(ahead_s) > SKEW_S:
+            problems.append(f"its clock is {ahead_s:+.0f} s off")
+        if look.command is not None and look.command[0]:
+            code, line = look.command
+            problems.append(f"the site's check ended with {code}{f': {line}' if line else ''}")
+        elif look.command is None and "command" in look.late:
+            problems.append("the site's check does not answer")
+        if problems:
             found[node] = one_line("; ".join(problems), 400)
-    return found
+    return {node: found[node] for node in asked if node in found}
 
 
 def _most_gpus(looks: Sequence[NodeLook]) -> int | None:
@@ -94,21 +98,10 @@ def _most_gpus(looks: Sequence[NodeLook]) -> int | None:
 
 def _gpus(look: NodeLook, most: int | None) -> list[str]:
     wanted, source = (look.expected, "Slurm gave the job") if look.expected else (most, "most of the nodes have")
-    found = list(look.gpu_problems)
-    if look.gpus is None:
-        return found if wanted else []
-    if wanted is not None and look.gpus < wanted:
+    found = list(look.gpu_problems) if look.gpus is not None or wanted else []
+    if look.gpus is not None and wanted is not None and look.gpus < wanted:
         found.append(f"NVML sees {look.gpus} GPUs, and {source} {wanted}")
     return found
-
-
-def _xids(look: NodeLook) -> list[str]:
-    if not look.xids:
-        return []
-    from slurm_watchdog.knowledge.xids import describe_xid  # a table that hardly any start needs
-
-    known = (describe_xid(number) for number in look.xids)
-    return [f"its agent has seen Xid {xid.number}, {xid.name}" for xid in known if xid.may_exclude_node]
 
 
 def _places(look: NodeLook, others: Sequence[NodeLook]) -> list[str]:
@@ -130,17 +123,3 @@ def _usual_skew_s(ahead_s: Sequence[float]) -> float | None:
         return 0.0
     usual_s = median(ahead_s)
     return usual_s if 2 * sum(abs(each - usual_s) <= SKEW_S for each in ahead_s) > len(ahead_s) else None
-
-
-def _clock(look: NodeLook, at: float, usual_s: float | None) -> list[str]:
-    if usual_s is None:
-        return []
-    ahead_s = look.wall - at - usual_s
-    return [f"its clock is {ahead_s:+.0f} s off"] if abs(ahead_s) > SKEW_S else []
-
-
-def _command(look: NodeLook) -> list[str]:
-    if look.command is None:
-        return ["the site's check does not answer"] if "command" in look.late else []
-    code, line = look.command
-    return [f"the site's check ended with {code}{f': {line}' if line else ''}"] if code else []

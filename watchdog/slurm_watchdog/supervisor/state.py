@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from msgspec.structs import replace
 
@@ -20,6 +20,10 @@ from slurm_watchdog.model.supervisor import (
 from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.placement import Placement
 
+KILL_WAIT_S = 30.0  # Between SIGTERM to a command and SIGKILL, as Slurm's KillWait has it by default.
+RESTART_DELAY_S = 15.0
+"""Before a command that has failed starts again: its last words have been read and judged by then."""
+
 
 class Phase(StrEnum):
     """What the supervisor is at, more finely than its status says."""
@@ -32,15 +36,6 @@ class Phase(StrEnum):
     OVER = "over"
 
 
-class Ends(StrEnum):
-    """How far the ending of the command has gone."""
-
-    NOT = ""
-    TERM = "term"
-    KILL = "kill"
-    TREE = "tree"
-
-
 class Settings(Struct):
     """What does not change."""
 
@@ -48,6 +43,10 @@ class Settings(Struct):
     count: int  # Nodes of a start.
     max_restarts: int
     least: int  # Nodes with which the command says that it can run, too, or `count`.
+    in_slurm: bool = True  # There is a job of Slurm's around it.
+    patient: bool = False  # One machine is all there is: what does not end is waited for, and started beside never.
+    kill_wait_s: float = KILL_WAIT_S
+    restart_delay_s: float = RESTART_DELAY_S
 
 
 class Run(Struct):
@@ -70,10 +69,14 @@ class Run(Struct):
     elsewhere: tuple[str, ...] = ()
     """Nodes that the present start leaves out, and on which a step of it runs all the same."""
     beside: int = 0  # See SupervisorStatus.
-    ends: Ends = Ends.NOT
+    ends: Literal["", "TERM", "KILL", "TREE"] = ""  # How far the ending of the command has gone.
     exit_code: int = 0
     asked_at: float | None = None  # When a signal asked for the end; None: none did.
-    told_at: float | None = None  # When SIGUSR1 or SIGUSR2 was passed to the present start; None: it was not.
+    told: int = 0  # The signal that was passed to the present start and did not ask for its end: SIGUSR1, or Ctrl-C.
+    told_at: float | None = None  # When; None: none was.
+    cancelled: bool = False  # A person, or Slurm, has ended the command: its end is no failure.
+    requeued: bool = False  # Our own controller has asked for the next start
+    held: bool = False  # and has not released it yet.
     switch_gone_at: float | None = None
     order: RestartOrder | None = None  # Being carried out.
     seen: frozenset[str] = frozenset()

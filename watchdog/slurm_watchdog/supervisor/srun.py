@@ -1,0 +1,333 @@
+"""The `srun` that stands first in the command's PATH: it puts srun's options onto the nodes of the present start, and
+becomes the real one. The standard library alone, but for a node list: it runs at every call."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from slurm_watchdog.knowledge.srun_options import (
+    BEGIN_A_FLAG,
+    FLAGS,
+    LETTERS,
+    NO_LAUNCH,
+    OF_PYXIS,
+    OPTIONAL,
+    OTHER_PLACING,
+    PLACING,
+    gpu_number,
+    scaled_gpus,
+)
+
+PLAN, CALLS, LOCK, NAME = "plan", "calls", "lock", "srun"
+"""In its directory: the plan of the present start; a file for each call, called as its process; what calls hold while
+they choose their nodes; itself."""
+_ALONE = FLAGS | OPTIONAL | OF_PYXIS
+_KNOWN = _ALONE | PLACING
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class Plan(NamedTuple):
+    """Written by the supervisor for each start, as JSON."""
+
+    job_id: str
+    srun: str  # Path of the real one.
+    directory: str  # Of our own srun: taken out of PATH behind it.
+    nodes: tuple[str, ...]  # Of this start, in the order of the allocation.
+    left_out: tuple[str, ...]  # Nodes of the allocation that this start does not use: avoided ones, and spares.
+    tasks: int  # Of the command on `nodes`; 0: the allocation has no number of tasks.
+    all_tasks: int  # On all nodes of the allocation, as the script knows it.
+    overlap: bool  # An older step is still there.
+    all_gpus: int = 0  # Of all nodes of the allocation, as the script knows it; 0: not known.
+
+
+class Option(NamedTuple):
+    """One option as it was given."""
+
+    name: str
+    value: str | None
+    words: tuple[str, ...]
+
+
+class Rewritten(NamedTuple):
+    """Arguments of srun."""
+
+    arguments: tuple[str, ...]
+    unmet: str = ""  # Why they are as they were, where a wish cannot be met here.
+    nodes: tuple[str, ...] = ()  # Where the step goes; empty: not known.
+
+
+class Hosts(NamedTuple):
+    """A file with the node of each task, on the nodes of this start."""
+
+    path: str
+    before: int  # Tasks in the file that srun was called with.
+    nodes: tuple[str, ...]  # Of each task.
+
+
+class _Unmet(Exception):
+    """A wish that this start cannot fulfil; its text says which."""
+
+
+def own_program(module: str, function: str = "main") -> tuple[str, ...]:
+    """What runs a function of a module beside this one, by an interpreter that ignores its environment and finds what
+    this one has found."""
+    paths = dict.fromkeys([str(Path(__file__).parents[2]), *(each for each in sys.path if each.startswith("/"))])
+    program = (
+        f"import sys; sys.path[:0] = {list(paths)!r}; from slurm_watchdog.supervisor.{module} import {function}; "
+        f"{function}(*sys.argv[1:])"
+    )
+    return sys.executable, "-I", "-c", program
+
+
+def program() -> str:
+    """The file `srun`: it calls `main`."""
+    return f'#!/bin/sh\nexec {shlex.join(own_program("srun"))} "${{0%/*}}" "$@"\n'
+
+
+def main(directory: str, *arguments: str) -> None:
+    """Becomes the real srun. `directory`: that of ours."""
+    place = Path(directory)
+    try:
+        fields = json.loads((place / PLAN).read_text())
+        plan = Plan(**{**fields, "nodes": tuple(fields["nodes"]), "left_out": tuple(fields["left_out"])})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        sys.exit(f"slurm-watchdog: {directory}/{PLAN} cannot be read ({error}): take {directory} out of PATH")
+    if os.environ.get("SLURM_JOB_ID", plan.job_id) == plan.job_id:
+        try:
+            rewritten = _rewrite_call(arguments, plan, place)
+            arguments, why = rewritten.arguments, rewritten.unmet
+        except OSError as error:
+            why = str(error)
+        if why:
+            sys.stderr.write(f"slurm-watchdog: srun is called as it is written, for {why}\n")
+    path = [each for each in os.environ.get("PATH", os.defpath).split(os.pathsep) if each != plan.directory]
+    os.environ["PATH"] = os.pathsep.join(path)
+    os.execv(plan.srun, ["srun", *arguments])  # noqa: S606 - what it was called for
+
+
+def _rewrite_call(arguments: Sequence[str], plan: Plan, place: Path) -> Rewritten:
+    """Leaves a file for this call, with its nodes in it, and one with the node of each task where it had such a one."""
+    given = {each.name: each.value for each in parse(arguments)[0]}
+    name, before, hosts = file_named(given, os.environ) if plan.left_out else "", None, None
+    try:
+        before = hosts_in(Path(name).read_text()) if name else None
+    except (OSError, ValueError):
+        pass
+    if before is not None:
+        hosts = Hosts(str(place / f"hosts.{os.getpid()}"), len(before), tuple(moved(before, plan)))
+        Path(hosts.path).write_text("".join(f"{host}\n" for host in hosts.nodes))
+    calls = place / CALLS
+    with (place / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two calls side by side take different nodes
+        running = [call for call in calls.iterdir() if Path(f"/proc/{call.name}").exists()]
+        busy = {node for call in running for node in call.read_text().split(",")}
+        rewritten = rewrite(arguments, plan, busy, os.environ, hosts)
+        (calls / str(os.getpid())).write_text(",".join(rewritten.nodes))
+    if hosts is not None and not rewritten.unmet and not given.keys() & {"nodefile", "nodelist"}:
+        os.environ["SLURM_HOSTFILE"] = hosts.path
+    return rewritten
+
+
+# ------------------------------------------------------------------------------------ options
+
+
+def parse(arguments: Sequence[str]) -> tuple[list[Option], tuple[str, ...]]:
+    """(srun's options, what it starts with that one's arguments)."""
+    found: list[Option] = []
+    left = list(arguments)
+    while left and left[0].startswith("-") and left[0] != "-":
+        word = left.pop(0)
+        if word == "--":
+            break
+        found += _long(word, left) if word.startswith("--") else _letters(word, left)
+    return found, tuple(left)
+
+
+def _long(word: str, left: list[str]) -> list[Option]:
+    """Takes its value from `left` where that holds it."""
+    name, equals, value = word[2:].partition("=")
+    if name not in BEGIN_A_FLAG:
+        meant = [each for each in _KNOWN if len(name) > 3 and each.startswith(name)]
+        name = name if name in meant or len(meant) != 1 else meant[0]
+    if equals:
+        return [Option(name, value, (word,))]
+    if name in _ALONE or not left:
+        return [Option(name, None, (word,))]
+    value = left.pop(0)
+    return [Option(name, value, (word, value))]
+
+
+def _letters(word: str, left: list[str]) -> list[Option]:
+    """`-N4`, `-N 4`, or several flags in one word with such an option at its end."""
+    found: list[Option] = []
+    for position, letter in enumerate(word[1:], 2):
+        name, rest = LETTERS.get(letter, letter), word[position:]
+        if name in OPTIONAL or name not in _ALONE:
+            if rest or name in OPTIONAL or not left:
+                return [*found, Option(name, rest or None, (f"-{letter}{rest}",))]
+            value = left.pop(0)
+            return [*found, Option(name, value, (f"-{letter}", value))]
+        found.append(Option(name, None, (f"-{letter}",)))
+    return found
+
+
+def rewrite(
+    arguments: Sequence[str], plan: Plan, busy: Collection[str] = (), environ: Mapping[str, str] = {},
+    hosts: Hosts | None = None,
+) -> Rewritten:  # fmt: skip
+    """The arguments by which srun starts the same on the nodes of `plan`; unchanged where that cannot be.
+
+    `busy`: nodes of the command's steps that run. Of several small steps side by side each gets nodes of its own, as
+    Slurm would give them; beside --exclude it takes the first nodes for all, and they wait for each other (22.05).
+    `environ`: of the call. `hosts`: what its file of nodes has become.
+    """
+    options, command = parse(arguments)
+    given = {option.name: option.value for option in options}
+    if not command or given.keys() & NO_LAUNCH or given.get("jobid", plan.job_id) != plan.job_id:
+        return Rewritten(tuple(arguments))
+    placed: dict[str, str | None] = {}
+    try:
+        if plan.left_out:
+            if other := sorted(given.keys() & OTHER_PLACING):
+                raise _Unmet(f"--{other[0]} already places the step")
+            if ":" in command:
+                raise _Unmet("it has several parts (`:`)")
+            by_file = file_named(given, environ)
+            placed = _by_file(given, plan, hosts) if by_file else _place(given, plan, busy, environ)
+    except _Unmet as wish:
+        return Rewritten(tuple(arguments), str(wish))
+    kept = [word for option in options if option.name not in placed for word in option.words]
+    added = [f"--{name}={value}" for name, value in placed.items()]
+    if "no-kill" not in given:
+        added.append("--no-kill")
+    if plan.overlap and not given.keys() & {"overlap", "exclusive"}:
+        added.append("--overlap")
+    separator = ("--",) if "--" in arguments[: len(arguments) - len(command)] else ()
+    listed = placed.get("nodelist")
+    nodes = plan.nodes if "nodes" in placed else tuple(listed.split(",")) if listed else ()
+    return Rewritten((*added, *kept, *separator, *command), "", nodes if hosts is None else hosts.nodes)
+
+
+def _place(
+    given: dict[str, str | None], plan: Plan, busy: Collection[str], environ: Mapping[str, str]
+) -> dict[str, str | None]:
+    """Option to its new value; the old ones of that name go."""
+    if (given.get("distribution") or environ.get("SLURM_DISTRIBUTION", "")).startswith("arbitrary"):
+        raise _Unmet("--distribution=arbitrary places each task by a list")
+    have, total = len(plan.nodes), len(plan.nodes) + len(plan.left_out)
+    excluded = given.get("exclude")
+    if excluded and "/" in excluded:
+        raise _Unmet("--exclude names a file")
+    placed: dict[str, str | None] = {"exclude": ",".join([*([excluded] if excluded else []), *plan.left_out])}
+    listed = _listed(given.get("nodelist"), plan)
+    if listed is not None:
+        placed["nodelist"] = listed
+    ntasks, few = _number(given.get("ntasks")), 0
+    if (asked := given.get("nodes")) is not None:
+        low, high = _range(asked)
+        if (low, high) in ((total, total), (have, have)):
+            placed["nodes"] = str(have)
+        elif low > have:
+            raise _Unmet(f"--nodes={asked}, and this start has {have}")
+        elif high > have:
+            placed["nodes"] = f"{low}-{have}"
+        else:
+            few = low if low == high else 0
+    elif "nodelist" not in given:
+        if "ntasks" not in given or ntasks in (plan.tasks, plan.all_tasks, total):
+            placed["nodes"] = str(have)
+        else:
+            few = ntasks or 0  # srun takes no more nodes than there are tasks
+    if not few:
+        if plan.all_tasks and ntasks == plan.all_tasks:
+            placed["ntasks"] = str(plan.tasks)
+        elif ntasks == total:
+            placed["ntasks"] = str(have)  # one task a node: a launcher
+        gpus = given.get("gpus") or ""
+        if plan.all_gpus and gpu_number(gpus) == plan.all_gpus and (fewer := scaled_gpus(gpus, total, have)):
+            placed["gpus"] = fewer
+    free = [node for node in plan.nodes if node not in busy]
+    if 0 < few <= len(free) and few < have and "nodelist" not in given:
+        placed["nodelist"] = ",".join(free[:few])
+    return placed
+
+
+def _by_file(given: dict[str, str | None], plan: Plan, hosts: Hosts | None) -> dict[str, str | None]:
+    """As _place, where the file says it."""
+    if hosts is None or not hosts.nodes:
+        raise _Unmet("its file of nodes cannot be read, has more in it than a name a line, or none of this start")
+    placed: dict[str, str | None] = {name: hosts.path for name in ("nodelist", "nodefile") if given.get(name)}
+    if len(placed) > 1:
+        del placed["nodelist"]
+    if _number(given.get("nodes")) == len(plan.nodes) + len(plan.left_out):
+        placed["nodes"] = str(len(plan.nodes))
+    if _number(given.get("ntasks")) == hosts.before:
+        placed["ntasks"] = str(len(hosts.nodes))
+    return placed
+
+
+def _listed(given: str | None, plan: Plan) -> str | None:
+    """What is left of a list of nodes; None where all of it is."""
+    if not given:
+        return None
+    from slurm_watchdog.slurm.node_names import expand_nodes
+
+    try:
+        wanted = expand_nodes(given)
+    except ValueError as error:
+        raise _Unmet(f"--nodelist: {error}") from error
+    left = [node for node in wanted if node not in plan.left_out]
+    if not left:
+        raise _Unmet(f"--nodelist={given}, and none of these is used by this start")
+    if len(left) == len(wanted):
+        return None
+    # The whole allocation, which a script has kept: the nodes of this start take its place.
+    return ",".join(plan.nodes if set(plan.nodes) <= set(wanted) or len(wanted) >= len(plan.nodes) else left)
+
+
+def _range(text: str) -> tuple[int, int]:
+    low, dash, high = text.partition("-")
+    first, last = _number(low), _number(high if dash else low)
+    if first is None or last is None:
+        raise _Unmet(f"--nodes={text} is not a number here")
+    return first, last
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+# ------------------------------------------------------------------------------------ files of nodes
+
+
+def file_named(given: Mapping[str, str | None], environ: Mapping[str, str]) -> str:
+    """By which file srun with these options places its tasks (SLURM_HOSTFILE, `--nodefile`, `--nodelist=FILE`); empty:
+    by none. As Slurm's src/srun/opt.c (later src/common/slurm_opt.c) has it: the variable counts where no list is
+    given, whatever the distribution."""
+    listed = given.get("nodefile") or given.get("nodelist") or ""
+    if not listed:
+        return environ.get("SLURM_HOSTFILE", "")
+    return listed if given.get("nodefile") or "/" in listed else ""
+
+
+def hosts_in(text: str) -> list[str] | None:
+    """One node a line, in the order of the tasks; None: it is written in another way (`n[1-4]`, `n1*8`)."""
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    hosts = [line for line in lines if line]
+    return hosts if hosts and all(_HOST.fullmatch(host) for host in hosts) else None
+
+
+def moved(hosts: Sequence[str], plan: Plan) -> list[str]:
+    """The same on the nodes of this start: for each node that is left out one that has no tasks yet. Where there are
+    too few of these, as in a list of the whole job with its spares, the others have no tasks."""
+    gone = [node for node in dict.fromkeys(hosts) if node in plan.left_out]
+    instead = dict(zip(gone, [node for node in plan.nodes if node not in hosts], strict=False))
+    return [instead.get(host, host) for host in hosts if host in instead or host not in gone]

@@ -541,7 +541,7 @@ ROWS = {
     "a kill switch at a program's place": Row("H1", "user", switch_that_is_a_program, (("slurm_watchdog.agent.helper.requests.problem_of_path", nothing),)),
     "a shell runs the kill switch": Row("H1", "user", words_that_a_shell_runs, (("slurm_watchdog.model.kill_switch.clean_field", str),)),
     "the helper works as root": Row("C1 C2 L11", "user", root_by_request, (("slurm_watchdog.agent.helper.requests.refusal_as", nothing),)),
-    "a set-user-id program as rank": Row("C2", "user", set_user_id_rank, (("slurm_watchdog.agent.processes.owner.refusal_to_look", nothing),)),
+    "a set-user-id program as rank": Row("C2", "user", set_user_id_rank, (("slurm_watchdog.agent.workers.become_user.refusal_to_look", nothing),)),
     "mounts that never answer": Row("H5", "user", mounts_that_never_answer, (("slurm_watchdog.agent.workers.admission.Admission._may_have", yes), ("slurm_watchdog.agent.workers.admission.KEPT_FREE", 0), ("slurm_watchdog.agent.workers.admission.MAX_HUNG_OF_GROUP", 1000))),
     "thousands of new processes": Row("H5", "user", thousands_of_new_processes, (("slurm_watchdog.agent.processes.identity_cache.Identities._in_turn", lambda _, rows: rows[:256]),)),
     "memory after the call": Row("L2", "user", memory_after_the_call, (("slurm_watchdog.agent.processes.identify._check_in_call", yes),)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.notify import Notify, Webhook
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.actions.decision_inputs import CHUNKS, TickChunks
+from slurm_watchdog.controller.actions.decision_inputs import CHUNK
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.journal.journal import Journal
@@ -31,13 +31,13 @@ class NoSlurm:
 
 
 def make(
-    journal: Journal, number: int, chunks: TickChunks = CHUNKS, config: Config = ACTING
+    journal: Journal, number: int, chunk: int = CHUNK, config: Config = ACTING
 ) -> tuple[Controller, list[Incident]]:
     """A controller that has just heard of as many jobs, each with an incident that fires."""
     notifier = make_notifier(TOLD, journal.outbox)
     controller = Controller(
         config, journal=journal, slurm=NoSlurm(), notifier=notifier, metrics=ControllerMetrics(),  # type: ignore[arg-type]
-        chunks=chunks,
+        chunk=chunk,
     )  # fmt: skip
     now, wall = clock.monotonic(), clock.wall()
     names = [f"n{n}" for n in range(number)]

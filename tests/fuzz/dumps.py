@@ -34,8 +34,7 @@ from slurm_watchdog.agent.proc.control_groups import (
     read_group,
 )
 from slurm_watchdog.agent.workers.child import limit_address_space
-from slurm_watchdog.analysis.collective_order import order_of
-from slurm_watchdog.analysis.collective_words import words_of
+from slurm_watchdog.analysis.collective_order import order_of, words_of
 from slurm_watchdog.analysis.ras_records import JobProcesses, ras_records, unreachable
 from slurm_watchdog.diagnose.stacks.places import locate
 from slurm_watchdog.diagnose.stacks.verdict import diagnose_dumps

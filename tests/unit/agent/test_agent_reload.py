@@ -199,7 +199,7 @@ def test_all_that_an_agent_knew_comes_back_as_it_was_odd_names_included(
         ),
         reports=(Waiting(5.0, 3, b'{"a":1}'),),
         processes=ProcessMemory(
-            entries=(Entry(known, stat, None, 5, 1, JobMember("4", "0", Role.RANK, 3), 90.0),),
+            entries=(Entry(known, stat, 5, 1, JobMember("4", "0", Role.RANK, 3), 90.0),),
             stuck={7: UnidentifiedProcess("identify:7", True)},
             tracks=(((7, 70, 7), track),),
         ),

@@ -53,7 +53,7 @@ HEALTH: dict[str, Any] = {
 
 
 def test_a_row_of_the_child_with_its_processes_is_the_gpu() -> None:
-    assert make_gpu(ROW, PROCESSES) == Gpu(
+    assert make_gpu(replace(ROW, processes=PROCESSES)) == Gpu(
         uuid="GPU-aaaa",
         index=0,
         pci_bus_id="0000:c1:00.0",
@@ -75,7 +75,7 @@ def test_what_is_absent_is_unknown_and_not_zero() -> None:
     gpu = make_gpu(GpuRow(uuid="", index=3, error="NVML_ERROR_GPU_IS_LOST: GPU is lost"))
     assert gpu == Gpu(uuid="", index=3, error="NVML_ERROR_GPU_IS_LOST: GPU is lost")
     assert (gpu.utilization_ratio, gpu.throttle, gpu.pids, gpu.minor) == (None, None, None, None)
-    idle = make_gpu(replace(ROW, utilization_ratio=0.0, throttle=()), ())
+    idle = make_gpu(replace(ROW, utilization_ratio=0.0, throttle=(), processes=()))
     assert (idle.utilization_ratio, idle.throttle, idle.pids, idle.process_memory_bytes) == (0.0, (), (), ())
 
 
@@ -90,13 +90,13 @@ def test_what_is_absent_is_unknown_and_not_zero() -> None:
     ],
 )
 def test_processes_are_in_the_order_of_their_memory(listed: Any, pids: Any, held: Any) -> None:
-    gpu = make_gpu(ROW, listed)
+    gpu = make_gpu(replace(ROW, processes=tuple(map(tuple, listed))))
     assert (gpu.pids, gpu.process_memory_bytes) == (pids, held)
 
 
 @pytest.mark.parametrize("name", sorted(name for names, _ in TABLE for name in names))
 def test_every_slow_value_has_its_field(name: str) -> None:
-    gpu = make_gpu(ROW, health=GpuHealthRow(**{name: HEALTH[name]}))
+    gpu = make_gpu(replace(ROW, health=GpuHealthRow(**{name: HEALTH[name]})))
     if name == "mig":
         slice_ = MigInstance(
             uuid="MIG-a", gpu_instance=1, compute_instance=0, memory_used_bytes=10, memory_total_bytes=20
@@ -178,8 +178,8 @@ def test_a_pci_address_is_written_as_the_kernel_does(nvml: str, kernel: str) -> 
 def test_a_report_with_gpus_survives_the_wire() -> None:
     gpus = (
         make_gpu(ROW),
-        make_gpu(replace(ROW, throttle=()), ()),
-        make_gpu(ROW, PROCESSES, GpuHealthRow(**HEALTH)),
+        make_gpu(replace(ROW, throttle=(), processes=())),
+        make_gpu(replace(ROW, processes=PROCESSES, health=GpuHealthRow(**HEALTH))),
         Gpu(uuid="", index=2, error="lost"),
     )
     report = Report(node="n1", boot_id="b", agent_id="a", sequence=1, gpus=gpus)

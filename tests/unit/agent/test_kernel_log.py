@@ -58,7 +58,6 @@ class RingDevice:
         self.ring = ring
         self.next = min(ring.records, default=ring.next)
         self.errors: list[int] = []
-        self.current = True
         self.closed = False
         ring_devices.append(self)
 
@@ -74,9 +73,6 @@ class RingDevice:
             raise BlockingIOError
         self.next += 1
         return self.ring.records[self.next - 1]
-
-    def is_current(self) -> bool:
-        return self.current
 
     def close(self) -> None:
         self.closed = True
@@ -452,32 +448,6 @@ def test_a_record_that_can_not_be_had_stops_nothing(error: int, ring: Ring, chil
     assert collector.problem is None
     ring_devices[-1].errors = [error] * (MAX_RECORDS * 3)
     assert collector.collect(3.0) == ((), 0), "an error that never ends costs a bounded number of reads"
-
-
-def test_a_device_that_is_replaced_is_found(ring: Ring, child: Child) -> None:
-    collector = started(ring, child, "")
-    ring.say(DULL, 1.0)
-    collector.collect(1.0)
-    ring_devices[-1].current = False
-    ring.say(XID_79, 2.0)
-    collector.collect(5.0)
-    ring.say(SILENT, 6.0)
-    assert names(collector.collect(62.0)[0]) == ["nfs_server_silent"]
-    assert ring.opened == 2
-    assert ring_devices[0].closed
-
-
-def test_another_log_in_its_place_is_read_from_its_start(ring: Ring, child: Child) -> None:
-    collector = started(ring, child, "")
-    for _ in range(100):
-        ring.say(DULL, 1.0)
-    collector.collect(1.0)
-    ring.records.clear()
-    ring.next = 0
-    ring.say(XID_79, 2.0)
-    ring_devices[-1].current = False
-    told = [event.name for now in (62.0, 67.0, 72.0) for event in collector.collect(now)[0]]
-    assert told == ["xid"]
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_figures_of_io_and_status() -> None:
     assert parse_finished_calls(IO) == 7
     assert parse_switches(STATUS) == 17
     assert parse_switches(STATUS, b"non") == 3
-    assert parse_status(STATUS) == Status("D", 1001, 1000, has_memory=True, container_pid=7)
+    assert parse_status(STATUS) == Status("D", (1000, 1001, 1000, 1000), has_memory=True, container_pid=7)
 
 
 def test_how_long_a_main_thread_has_run_or_was_ready_to() -> None:
@@ -77,7 +77,7 @@ def test_how_long_a_main_thread_has_run_or_was_ready_to() -> None:
 
 def test_a_kernel_thread_has_no_memory_and_a_process_of_this_namespace_no_other_number() -> None:
     text = b"Name:\tkworker/0:1\nState:\tI (idle)\nPid:\t42\nNSpid:\t42\nUid:\t0\t0\t0\t0\n"
-    assert parse_status(text) == Status("I", 0, 0)
+    assert parse_status(text) == Status("I", (0, 0, 0, 0))
     assert parse_status(b"") == Status("")
 
 

@@ -15,11 +15,11 @@ import msgspec
 import pytest
 
 from slurm_watchdog.agent.helper.requests import TASKS
+from slurm_watchdog.agent.proc.entry import parse_status
 from slurm_watchdog.agent.proc.files import read_stat
-from slurm_watchdog.agent.processes.owner import parse_uids, refusal_to_look
 from slurm_watchdog.agent.processes.thread_calls import OF_ANYBODY
 from slurm_watchdog.agent.workers.answer_types import Listeners
-from slurm_watchdog.agent.workers.become_user import MIN_UID
+from slurm_watchdog.agent.workers.become_user import MIN_UID, refusal_to_look
 from slurm_watchdog.agent.workers.request_types import WorkerState
 from slurm_watchdog.model.evidence import ProcessState
 from slurm_watchdog.model.observations import Process, Role
@@ -55,8 +55,8 @@ def test_only_one_ordinary_user_through_and_through_is_looked_into(
 
 
 def test_the_users_are_found_in_the_status_of_a_process() -> None:
-    assert parse_uids(b"Name:\tx\nUid:\t1\t2\t3\t4\nGid:\t5\t5\t5\t5\n") == (1, 2, 3, 4)
-    assert parse_uids(b"Name:\tUid:\n") == ()
+    assert parse_status(b"Name:\tx\nUid:\t1\t2\t3\t4\nGid:\t5\t5\t5\t5\n").uids == (1, 2, 3, 4)
+    assert parse_status(b"Name:\tUid:\n").uids == ()
 
 
 @pytest.fixture(params=ROWS, ids=str)

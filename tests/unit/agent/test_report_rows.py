@@ -10,7 +10,7 @@ from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.base.python310 import is_class
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.controller.state.report_bounds import (
+from slurm_watchdog.controller.state.reported_processes import (
     INNER,
     INNER_LISTS,
     PROCESSES,

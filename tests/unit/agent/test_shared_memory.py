@@ -1,4 +1,4 @@
-"""A /dev/shm that a job has for itself is seen, is the job's, and costs little where there is none."""
+"""A /dev/shm that a job has for itself is seen, and is the job's."""
 
 from __future__ import annotations
 
@@ -58,11 +58,6 @@ def test_job_with_its_own_is_asked_every_two_minutes_and_the_row_is_the_jobs() -
     times, found = follow((900, 1000), 1200)
     assert times == [SHARED_EVERY_S * number for number in range(10)]
     assert found == (Usage(resource=Resource.SHARED_MEMORY, used=900, limit=1000, job_id="7", step_id="0"),)
-
-
-def test_job_without_one_is_asked_more_and_more_rarely() -> None:
-    times, found = follow(None)
-    assert found == () and len(times) <= 7
 
 
 def test_what_is_not_answered_any_more_and_what_is_of_a_job_that_is_gone_is_not_reported() -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.analysis.collective_order import order_of
-from slurm_watchdog.analysis.collective_words import CollectiveOrder, words_of
+from slurm_watchdog.analysis.collective_order import CollectiveOrder, order_of, words_of
 from slurm_watchdog.model.collective_records import Call, CollectiveRecord, Communicator
 from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
 

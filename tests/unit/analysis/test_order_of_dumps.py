@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_watchdog.analysis.collective_order import order_of
-from slurm_watchdog.analysis.collective_words import CollectiveOrder
+from slurm_watchdog.analysis.collective_order import CollectiveOrder, order_of
 from slurm_watchdog.model.collective_records import CollectiveRecord
 from tests.builders.nccl_dumps import Recorder, recorders
 

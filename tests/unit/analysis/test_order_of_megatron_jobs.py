@@ -6,8 +6,7 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from slurm_watchdog.analysis.collective_order import order_of
-from slurm_watchdog.analysis.collective_words import CollectiveOrder, words_of
+from slurm_watchdog.analysis.collective_order import CollectiveOrder, order_of, words_of
 from tests.builders.megatron_dumps import BEGAN, STUCK_S, Rank, job, recorders
 
 

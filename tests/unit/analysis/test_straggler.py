@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.straggler import Lateness, dumped, lateness
+from slurm_watchdog.detect.straggler import Lateness, dumped, lateness
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.past_runs import WaitDump
 from tests.builders.stragglers import Training, Work, late, turns

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.unlike_peers import WAITED_LEAST, WAITED_TIMES, facts_of, stand_out
+from slurm_watchdog.analysis.links import WAITED_LEAST, WAITED_TIMES, facts_of, stand_out
 from slurm_watchdog.detect import slow_job, slow_node
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.diagnose.everybody_waits import links_said

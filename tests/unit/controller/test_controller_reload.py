@@ -17,7 +17,7 @@ from slurm_watchdog.base.descriptors import why_not_address
 from slurm_watchdog.base.python310 import run_code
 from slurm_watchdog.config.loading import load_config, parse_config
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.reload import reload_config, why_not
+from slurm_watchdog.controller.standby import reload_config, why_not
 from tests.builders.identity_files import controller_files, make_authority
 
 

@@ -13,10 +13,10 @@ from slurm_watchdog.controller.evidence.requests import EARLY_DUMPS_AN_HOUR, Hel
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.counter_clock import PAUSE_KEPT_S, SETTLED_AFTER, Paces
-from slurm_watchdog.controller.state.process_rates import ProcessRates
 from slurm_watchdog.controller.state.run import Run, new_run
 from slurm_watchdog.controller.state.run_updates import note_early_dump, note_event, note_on_disk, note_snapshot
 from slurm_watchdog.controller.state.run_view import job_view
+from slurm_watchdog.controller.state.training_steps import ProcessRates
 from slurm_watchdog.model.cluster_view import JobView, StillRow
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, LogFile

@@ -13,7 +13,7 @@ from msgspec import inspect
 
 from slurm_watchdog.base.capped import CAPS, LeftOut, put_newest
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.controller.state.report_bounds import ROWS
+from slurm_watchdog.controller.state.reported_processes import ROWS
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_watchdog.controller.state.scan_schedule import (
+from slurm_watchdog.controller.state.cluster import (
     AT_LEAST,
     PROCESSES_A_TICK,
     TICK_CPU_S,

@@ -10,7 +10,6 @@ import pytest
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller import app
-from slurm_watchdog.controller.actions.decision_inputs import TickChunks
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.incidents.judge import IncidentChange
 from slurm_watchdog.journal.journal import Journal, JournalError
@@ -37,7 +36,7 @@ def in_pieces(
 
     async def go() -> None:
         nonlocal turns
-        controller, incidents = make(journal, MANY, TickChunks(size=size))
+        controller, incidents = make(journal, MANY, size)
         now = clock.monotonic()
         for pieces in (controller.news.report(opened(incidents), now), controller.decider.pieces(now)):
             for _ in pieces:
@@ -149,7 +148,7 @@ def test_the_service_gives_others_a_turn_between_two_pieces(monkeypatch: pytest.
     seen: set[int] = set()
 
     async def go() -> None:
-        controller, incidents = make(journal, MANY, TickChunks(size=10))
+        controller, incidents = make(journal, MANY, 10)
         stop = asyncio.Event()
         monkeypatch.setattr(controller.judge, "conclude", lambda *_: opened(incidents))
         ticks = asyncio.create_task(app._tick_until_stopped(controller, stop))

@@ -266,7 +266,7 @@ def lost(before: Any, after: Any) -> str:
 def test_a_detector_that_sees_less_than_before_clears_nothing(kind: IncidentKind) -> None:
     """The mirror of the test above: an open incident is closed by what was seen, never by what is not seen any more."""
     view = WRONG[kind]
-    open_ones = {key for key in bad(view) if key[0] is kind}
+    open_ones = {key for key in bad(view) if key[0] == kind}
     assert open_ones
     seen_less = [less for less in (*holes(view), *lists_without_one(view)) if lost(view, less) not in NO_LOSS]
     for less in (*seen_less, *restarted(view)):

@@ -47,8 +47,7 @@ def test_one_process_is_reported_with_its_user_its_job_its_gpus_and_its_name() -
     (found,) = look(node("n1", HOLDER))
     assert (found.truth, found.subject, found.job_ids) == (Truth.BAD, "leftovers:6/1000", ())
     assert found.summary == (
-        "1 process of eve's job 6, which is over, still holds GPU-a, GPU-b on n1: pid 4711 (python), 520 "
-        "MiB, for 5 min."
+        "1 process of eve's job 6, which is over, still holds GPU-a, GPU-b on n1: pid 4711 (python), 520.0 MiB, for 5 min."
     )
     assert [(c.node, c.pid, c.gpu_uuid) for c in found.culprits] == [
         ("n1", 4711, "GPU-a"),

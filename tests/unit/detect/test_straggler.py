@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.straggler import LEAST_RANKS
+from slurm_watchdog.analysis.lateness import LEAST_RANKS
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.detect.straggler import DUMPS, detect
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView

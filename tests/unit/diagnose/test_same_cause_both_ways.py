@@ -109,7 +109,7 @@ def live(text: str, nodes: tuple[str, ...], ranks: int = 0) -> tuple[Cause | Non
     """(the cause that was found, the incidents that were opened about errors in the log)."""
     player, now = played(text, nodes, ranks)
     runs = [ended.run for ended in player.state.view(now).ended if ended.run is not None]
-    told = [incident for incident in player.outcome().incidents if incident.kind is IncidentKind.LOG_ERROR]
+    told = [incident for incident in player.outcome().incidents if incident.kind == IncidentKind.LOG_ERROR]
     return (find_cause(runs[0]) if runs else None), told
 
 

@@ -35,9 +35,6 @@ class Lines:
         except StopIteration:
             raise BlockingIOError from None
 
-    def is_current(self) -> bool:
-        return True
-
     def close(self) -> None: ...
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.analysis.collective_order import order_of
-from slurm_watchdog.analysis.collective_words import words_of
+from slurm_watchdog.analysis.collective_order import order_of, words_of
 from slurm_watchdog.analysis.ras_records import JobProcesses, ras_facts, ras_records, unreachable
 from slurm_watchdog.model.collective_records import RasAnswer, RasCommunicator, RasRank
 from slurm_watchdog.parse.nccl_ras import MAX_BYTES, parse_ras

@@ -36,8 +36,7 @@ from slurm_watchdog.model.supervisor import (
     run_directory,
 )
 
-Ask = Callable[[str, Command, float], Awaitable[CommandResult]]
-"""(node, command, deadline in seconds) -> result; never raises."""
+Ask = Callable[[str, Command, float], Awaitable[CommandResult]]  # (node, command, deadline in seconds); never raises.
 
 
 def content_for(decision_id: str, incident_id: str, reason: str, asked_by: str | None) -> str:
@@ -230,10 +229,7 @@ async def end_process(ask: Ask, process: GpuProcess, how: str, deadline_s: float
     if said.refusal:
         return OperationOutcome.SKIPPED, said.refusal
     if said.gone:
-        return (
-            OperationOutcome.DONE,
-            f"SIG{how.upper()} sent: it has ended" if said.sent else "it had ended before",
-        )
+        return (OperationOutcome.DONE, f"SIG{how.upper()} sent: it has ended" if said.sent else "it had ended before")
     if said.released:
         return OperationOutcome.SKIPPED, "nothing was sent: it holds no GPU any more"
     if not said.sent:

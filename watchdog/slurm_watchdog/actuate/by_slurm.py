@@ -57,12 +57,10 @@ async def _same_run(client: SlurmClient, fence: Fence) -> SlurmJob | str:
 
 @answered
 async def requeue_hold(client: SlurmClient, fence: Fence, *, only_unfinished: bool) -> Outcome:
-    """Puts the run of `fence`, and no other, back into the queue, held.
-
-    The job is read immediately before and after. `only_unfinished` leaves a job alone that has ended in between
-    (Slurm then does nothing and says nothing, so only the second look tells), or that someone has suspended.
-    SKIPPED: nothing was sent, so that a requeue that is seen afterwards is someone else's.
-    """
+    """Puts the run of `fence`, and no other, back into the queue, held. The job is read immediately before and after.
+    `only_unfinished` leaves a job alone that has ended in between (Slurm then does nothing and says nothing, so only
+    the second look tells), or that someone has suspended. SKIPPED: nothing was sent, so that a requeue that is seen
+    afterwards is someone else's."""
     try:
         before = await client.read_job(fence.job_id)
     except SlurmUnavailable as error:
@@ -153,24 +151,18 @@ def options_for(job: SlurmJob, exclude: Sequence[str], mark: str) -> tuple[str, 
         "qos": job.qos,
         "reservation": job.reservation,
         "nodes": str(job.node_count) if job.node_count else "",
-        "time": _minutes(job.time_limit_s),
+        "time": "" if job.time_limit_s is None else str(max(1, -int(-job.time_limit_s // 60))),  # minutes, rounded up
         "nodelist": ",".join(job.required_nodes),
         "exclude": ",".join(dict.fromkeys((*job.excluded_nodes, *exclude))),
     }
     return (*options, *(f"--{name}={value}" for name, value in given.items() if value))
 
 
-def _minutes(seconds: float | None) -> str:
-    """As sbatch takes it, rounded up: minutes."""
-    return "" if seconds is None else str(max(1, -int(-seconds // 60)))
-
-
 TARGETS: dict[str, tuple[SignalTo, str]] = {
     "steps": (SignalTo.STEPS, "its tasks"),
     "batch": (SignalTo.BATCH, "its batch shell"),
     "all": (SignalTo.FULL, "its batch shell and all tasks"),
-}
-"""The configuration's word -> Slurm's, and how people call it."""
+}  # The configuration's word -> Slurm's, and how people call it.
 
 
 async def send_signal(client: SlurmClient, fence: Fence, signal: str, to: str) -> Outcome:
@@ -224,12 +216,10 @@ async def hold(client: SlurmClient, job_id: str) -> Outcome:
 
 @answered
 async def hold_others(client: SlurmClient, decision: Decision) -> Outcome:
-    """The other elements of a job's array: held while a kill switch is there that they would see, then released.
-
-    Slurm starts the next element of an array with `%1` within a second of the end of the one before, and no file is
-    removed from a filesystem as fast for certain; an element that is held does not start. Done when Slurm lists no
-    element that could start, nor one that has started in between.
-    """
+    """The other elements of a job's array: held while a kill switch is there that they would see, then released. Slurm
+    starts the next element of an array with `%1` within a second of the end of the one before, and no file is removed
+    from a filesystem as fast for certain; an element that is held does not start. Done when Slurm lists no element that
+    could start, nor one that has started in between."""
     for name in decision.hold_first:
         with suppress(SlurmRefused):  # one that has ended or started: what Slurm lists afterwards counts
             await client.hold(name)
@@ -320,18 +310,13 @@ async def set_down(
     unkillable: Callable[[SlurmJob, str], bool],
 ) -> Outcome:
     """Tells Slurm that nodes are down whose processes it cannot end, so that the requeued job that waits for them
-    starts elsewhere.
-
-    Slurm 25.11 and later keep a requeued job COMPLETING as long as a process of its old run is alive, also one in
-    state D that nothing can end (22.05 and 24.11 let go after UnkillableStepTimeout). With the node DOWN the job
-    starts within seconds. State=DOWN ends every job on the node: so nothing is sent unless Slurm itself has given
-    the node up, or its agent shows the process, and Slurm shows no other job there, at this very moment.
-
-    Sets those of `nodes` DOWN that hold up the run after `fence`; `note` gets each as Slurm has it afterwards;
-    `unkillable` answers whether a node's agent shows, at this moment, a process of the job that cannot be killed.
-
-    Everything is read again just before; `skipped`: nothing was sent, and nothing is to be sent.
-    """
+    starts elsewhere. Slurm 25.11 and later keep a requeued job COMPLETING as long as a process of its old run is alive,
+    also one in state D that nothing can end (22.05 and 24.11 let go after UnkillableStepTimeout). With the node DOWN
+    the job starts within seconds. State=DOWN ends every job on the node: so nothing is sent unless Slurm itself has
+    given the node up, or its agent shows the process, and Slurm shows no other job there, at this very moment. Sets
+    those of `nodes` DOWN that hold up the run after `fence`; `note` gets each as Slurm has it afterwards; `unkillable`
+    answers whether a node's agent shows, at this moment, a process of the job that cannot be killed. Everything is read
+    again just before; `skipped`: nothing was sent, and nothing is to be sent."""
     done: list[str] = []
     for name in nodes:
         view = await client.read_view()

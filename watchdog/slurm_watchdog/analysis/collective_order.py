@@ -15,13 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.collective_words import CollectiveOrder, Front, OddRank, blind_words, facts_of, signature
-from slurm_watchdog.base.text import listed
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.text import listed, plural
 from slurm_watchdog.model.collective_records import Call, CollectiveRecord, Communicator
 
-MAX_ODD = 0.25
-"""Share of the ranks of a communicator that may be called odd (as hang_proof.MAX_OUTSIDE); one in any case, beside
-LEAST_AGREEING."""
+MAX_ODD = 0.25  # Share of the ranks of a communicator that may be odd (as hang_proof.MAX_OUTSIDE); one in any case.
 LEAST_AGREEING = 2
 LEAST_WAIT_S = 10.0
 """A rank that has not come so long after another one began to wait, by the records of both, is waited for: dumps are
@@ -32,16 +30,67 @@ MAX_FACTS = 8
 MAX_UNNAMED = 8
 """Calls that a rank may be behind while nothing says that they need it: of what is left out of a record only the number
 is known, and the root of some broadcasts runs so far ahead."""
+MAX_NUMBERS = 4
+MAX_REASONS = 4  # Ranks, or sets of ranks with one reason, whose reasons a sentence has; the list below it has all.
+
+
+class OddRank(Struct):
+    """A rank that keeps others waiting."""
+
+    rank: int
+    reason: str  # `has not entered all_reduce 61 of default_pg`.
+    only_spoken_to: bool = False  # It has entered all that is known: others send to it or receive from it.
+
+
+class CollectiveOrder(Struct):
+    """What the records of all ranks say together."""
+
+    ranks: int  # Of which there is a record.
+    waiting: tuple[int, ...] = ()  # Ranks with a collective that they have not finished.
+    odd: tuple[OddRank, ...] = ()
+    facts: tuple[str, ...] = ()  # Of each communicator: how far all are, who did not come or called something else.
+    unclear: str = ""  # Why no rank is identified, although ranks wait.
+    missing: tuple[int, ...] = ()  # Ranks of communicators in which others wait, and of which there is no record.
+
+
+class Front(Struct):
+    """One collective in which ranks wait."""
+
+    label: str
+    calls: Mapping[int, Call]  # By rank.
+    behind: tuple[int, ...]  # Members that have not entered it, and had the time to.
+    early: bool  # Whether there are others, who had not.
+    missing: tuple[int, ...]
+    finished: Mapping[int, int]  # The last collective that each rank has finished, where that is known.
+    known: bool  # Whether its members are known; several communicators may share a name otherwise, and accuse no one.
+
+    @property
+    def words(self) -> str:
+        name, _ = Counter(call.name for call in self.calls.values()).most_common(1)[0]
+        return f"{name} {next(iter(self.calls.values())).seq} of {self.label}"
+
+    @property
+    def disagrees(self) -> bool:
+        return len({signature(call) for call in self.calls.values()}) > 1
+
+
+def signature(call: Call) -> tuple[str, int | None, tuple[str, ...]]:
+    """What has to be the same on all ranks."""
+    return call.name, call.elements, call.types
 
 
 def order_of(records: Sequence[CollectiveRecord]) -> CollectiveOrder:
     """The verdict of all records of one moment, one for each rank at most."""
-    single = _single(records)
+    numbers = Counter(record.rank for record in records)  # two records of one number are of two programs of the job
+    single = {record.rank: record for record in records if numbers[record.rank] == 1}
     old = _older(single)
     of_rank = {rank: record for rank, record in single.items() if rank not in old}
     blind = _blind(of_rank)
     of_rank |= {rank: _without_waits(of_rank[rank]) for rank in blind}
-    fronts = _fronts(of_rank)
+    groups = sorted(
+        _groups(of_rank).items()
+    )  # of each every collective that is the first which a rank has not finished
+    fronts = [front for _, places in groups for front in _of_group(places, of_rank)]
     waiting = {record.rank for record in of_rank.values() if _waits(record)}
     # Who has begun to talk to a rank that talks to no one waits for it.
     spoken_to = {peer for record in of_rank.values() for peer in _awaited_peers(record, of_rank)} - blind
@@ -108,12 +157,6 @@ def _unclear(
     if behind or spoken_to:
         return "who is waited for waits in what all have entered: it is the network, a GPU, or still under way"
     return "every rank has entered what it waits for: it is the network, a GPU, or still under way"
-
-
-def _single(records: Iterable[CollectiveRecord]) -> dict[int, CollectiveRecord]:
-    """By rank. Two records of one number are of two programs of the job, and no one knows which is meant."""
-    numbers = Counter(record.rank for record in records)
-    return {record.rank: record for record in records if numbers[record.rank] == 1}
 
 
 def _groups(of_rank: Mapping[int, CollectiveRecord]) -> dict[str, dict[int, Communicator]]:
@@ -229,11 +272,6 @@ def _waits(record: CollectiveRecord) -> bool:
     return record.busy or any(each.waits for each in record.communicators)
 
 
-def _fronts(of_rank: Mapping[int, CollectiveRecord]) -> list[Front]:
-    """Every collective that is the first which a rank has not finished."""
-    return [front for _, places in sorted(_groups(of_rank).items()) for front in _of_group(places, of_rank)]
-
-
 def _of_group(places: Mapping[int, Communicator], of_rank: Mapping[int, CollectiveRecord]) -> Iterable[Front]:
     """Those of one communicator. Where its members are not known, several may share its name: no one is behind."""
     comparable = all(each.comparable for each in places.values())
@@ -288,3 +326,74 @@ def _odd(rank: int, fronts: Sequence[Front]) -> OddRank:
         reason = "does not answer a rank that sends to it or receives from it"
         return OddRank(rank=rank, reason=reason, only_spoken_to=True)
     return OddRank(rank=rank, reason=f"has not entered {front.words}")
+
+
+# ------------------------------------------------------------------------------------------ in sentences
+
+
+def words_of(order: CollectiveOrder) -> str:
+    """One sentence."""
+    recorded = plural(order.ranks, "rank")
+    if not order.waiting:
+        return f"No collective is unfinished on any of {recorded} that left a record."
+    wait = f"{len(order.waiting)} of {recorded} {'waits' if len(order.waiting) == 1 else 'wait'}"
+    if not order.odd:
+        return f"{wait}, and no rank is identified: {order.unclear}."
+    who = who_and_why({each.rank: each.reason for each in order.odd})
+    return f"{who[:1].upper()}{who[1:]}; {wait}."
+
+
+def who_and_why(reasons: Mapping[int, str]) -> str:
+    """`ranks 9 and 14 have not entered all_reduce 7 of dp`: every rank, and the reasons of the first."""
+    alike: dict[str, list[int]] = {}
+    for rank, reason in sorted(reasons.items()):
+        alike.setdefault(reason, []).append(rank)
+    said = [f"{listed(ranks, 'rank')} {_they(reason, ranks)}" for reason, ranks in alike.items()]
+    if len(said) == 1:
+        return said[0]
+    more = "" if len(said) <= MAX_REASONS else f", and {len(said) - MAX_REASONS} reasons more"
+    return f"{listed(reasons, 'rank')} keep the others waiting: {', '.join(said[:MAX_REASONS])}{more}"
+
+
+def _they(reason: str, ranks: Sequence[int]) -> str:
+    """A reason begins with a verb, of one rank."""
+    verb, space, rest = reason.partition(" ")
+    several = {"has": "have", "does": "do", "is": "are"}
+    return f"{several.get(verb, verb)}{space}{rest}" if len(ranks) > 1 else reason
+
+
+def blind_words(blind: Set[int]) -> str:
+    """Of ranks that do not know what they have finished."""
+    its, notice = ("its", "notices") if len(blind) == 1 else ("their", "notice")
+    what = f"{listed(blind, 'rank')} no longer {notice} what has finished, as the records of {its} peers show"
+    return f"{what}: {its} NCCL watchdog thread or GPU may have failed"
+
+
+def facts_of(front: Front) -> Iterable[str]:
+    """What is known of one collective in which ranks wait."""
+    ranks = len(front.calls)
+    yield (
+        f"{ranks} rank{' waits' if ranks == 1 else 's wait'} in {front.words}"
+        + (f"; not entered by {listed(front.behind, 'rank')}" if front.behind else "")
+        + (f"; no record of {listed(front.missing, 'rank')}" if front.missing else "")
+        + (f"; last finished: {_numbers(front.finished)}" if front.finished else "")
+    )
+    if front.disagrees:
+        sides: dict[str, list[int]] = {}
+        for rank, call in sorted(front.calls.items()):
+            what = call.name if call.elements is None else f"{call.name} of {call.elements} {'/'.join(call.types)}"
+            sides.setdefault(what, []).append(rank)
+        yield f"{front.label} {next(iter(front.calls.values())).seq}: " + ", ".join(
+            f"{what} on {listed(sides[what], 'rank')}" for what in sorted(sides)
+        )
+
+
+def _numbers(finished: Mapping[int, int]) -> str:
+    """`number 7 on ranks 0, 1 and 3, number 6 on rank 2`: the highest first, with the ranks of each."""
+    ranks: dict[int, list[int]] = {}
+    for rank, number in sorted(finished.items()):
+        ranks.setdefault(number, []).append(rank)
+    shown = [
+        f"number {number} on {listed(ranks[number], 'rank')}" for number in sorted(ranks, reverse=True)[:MAX_NUMBERS]
+    ]
+    return ", ".join(shown) + (f" and {len(ranks) - MAX_NUMBERS} other numbers" if len(ranks) > MAX_NUMBERS else "")

@@ -15,8 +15,7 @@ class Resumes(Struct):
 
     helps: bool  # It is known to resume from before, and nothing newer is being written.
     fact: str  # A sentence.
-    good_path: str = ""
-    """The newest complete one from before that was seen on disk; empty: none of the job's owner was."""
+    good_path: str = ""  # The newest complete one from before that was seen on disk; empty: none of its owner was.
 
 
 def resumes_before(job: JobView, bad_step: int) -> Resumes:

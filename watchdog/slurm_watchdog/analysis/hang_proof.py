@@ -1,17 +1,13 @@
 """A hang that is proven before the limit of its job: part of `collective_hang`. Pure.
 
-The limit is patient because most of what takes long is healthy. What is asked for here is not long, but stuck: from
-dump after dump, seconds apart, since the step was late by its own measure. All ranks stand where they stood, all but
-a few in the same frames of one collective. Each of the others waits *inside of its own process*, for a lock, a queue
-or its data loader, and nothing is at work that could give it what it waits for: no thread of it, compiled code
-included, fetches anything, or is in a call in which the threads of the waiting ranks are not; its workers stand where
-theirs stand, who have nothing to do, or in a lock as well; it and all that runs beside it use no time and move no data.
-Or it, or its worker, has asked the kernel to let it sleep for longer than the others wait. Or all stand idle in
-collectives, and one alone in another one than all the others.
-
-A sleep of less, a socket, a file, a program that was started, an evaluation, a checkpoint, a name that tells of work:
-these end by themselves, or may. They prove nothing, and neither does what is not known. Nothing is proven before the
-run has been without a step for longer than ever in the last day.
+What is asked for here is not long, but stuck: from dump after dump, seconds apart, since the step was late by its own
+measure, and for longer than ever in the last day. All ranks stand where they stood, all but a few in the same frames of
+one collective. Each of the others waits *inside of its own process*, for a lock, a queue or its data loader, and
+nothing is at work that could give it what it waits for: no thread of it, compiled code included, fetches anything or is
+in a call in which the threads of the waiting ranks are not; its workers have nothing to do, or stand in a lock as well;
+all that runs beside it uses no time and moves no data. Or it sleeps for longer than the others wait. Or all stand idle
+in collectives, and one alone in another one than all the others. Anything else ends by itself, or may, and proves
+nothing; neither does what is not known.
 
 The same, over minutes, proves that a rank never joins the others, who wait in the rendezvous: `who_never_joins`; and
 that nothing is at work in a rank that saves or evaluates: `nothing_at_work`.
@@ -22,8 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from slurm_watchdog.analysis.held_processes import is_held, is_on_storage
-from slurm_watchdog.analysis.job_state import has_ended
+from slurm_watchdog.analysis.job_state import has_ended, is_held, is_on_storage
 from slurm_watchdog.analysis.lateness import is_late, is_unheard_of, late_after_s
 from slurm_watchdog.analysis.progress_limit import STARTS, saves_now
 from slurm_watchdog.analysis.rank_activity import FALLEN_POWER
@@ -39,14 +34,11 @@ from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack
 from slurm_watchdog.model.incidents import Culprit, StackRequest
 from slurm_watchdog.model.observations import Role
 
-DUMPS, SPAN_S, APART_S = 3, 3.0, 2.0
-"""So many dumps, over so long, prove it; asked for so far apart, that they can differ (vote.MIN_APART_S)."""
-SECOND_LOOK_DUMPS, SECOND_LOOK_S = 5, 9.0
-"""So many, over so long, before anything is done: a second look, some seconds after the verdict."""
+DUMPS, SPAN_S, APART_S = 3, 3.0, 2.0  # They prove it, over so long; so far apart that they can differ (MIN_APART_S).
+SECOND_LOOK_DUMPS, SECOND_LOOK_S = 5, 9.0  # So many, over so long, before anything is done: a second look.
 MAX_OUTSIDE = 0.25  # Share of the ranks that may stand outside; one in any case.
 LEAST_UNANIMOUS = 3  # So many ranks in one collective, and one alone in another.
-OTHERS_CPU = 0.1
-"""Cores, of all threads of a process that waits: watchdogs, heartbeats and monitors use a few hundredths."""
+OTHERS_CPU = 0.1  # Cores, of all threads of a process that waits: watchdogs and monitors use a few hundredths.
 CPU_GRAIN_S = 0.02  # CPU time is counted in hundredths of a second.
 ENDLESS_SLEEP_S = 1800.0
 """The others give up before: PyTorch's time-out of a collective with gloo, as it ships (NCCL's is 600 s). What is tried
@@ -54,15 +46,13 @@ again, or polled, sleeps for a minute at most."""
 LOCK_CALLS = frozenset({"futex", "futex_waitv", "semop", "semtimedop"})
 """Calls in which a thread waits for another one: as `syscalls` has them, but for locks on files."""
 ACCEPT_CALLS = frozenset({"accept", "accept4"})
-QUEUE_CALLS = LOCK_CALLS | {"poll", "ppoll", "select", "pselect6"}
-"""… and for a pipe of `multiprocessing`, where the frames say that it is one."""
+QUEUE_CALLS = LOCK_CALLS | {"poll", "ppoll", "select", "pselect6"}  # … and for a pipe of `multiprocessing`.
 ANSWER_CALLS = frozenset(
     {"recvfrom", "recvmsg", "recvmmsg", "sendto", "sendmsg", "sendmmsg", "connect", "pread64", "preadv", "preadv2", "D"}
 )
 """Calls in which a thread waits for one answer, of a server or a disk: where its peers' threads are in them too, all of
 them fetch. In others (`epoll_wait`, `poll`, `read` of a device) threads of torch, NCCL and CUDA wait at all times."""
-MAKES_SAMPLES = frozenset({"fetch", "__getitem__", "__getitems__", "__next__", "__iter__"})
-"""A worker below one of these has work."""
+MAKES_SAMPLES = frozenset({"fetch", "__getitem__", "__getitems__", "__next__", "__iter__"})  # Below these is work.
 TALK = frozenset({"ssl.py", "socket.py", "selectors.py", "subprocess.py", "client.py", "base_events.py"})
 """Files of the interpreter's library in which a thread waits for another program."""
 SERVES = frozenset({"accept", "serve_forever"})  # Functions of them that wait for someone to come, and fetch nothing.
@@ -71,11 +61,8 @@ INSIDE = frozenset({Place.OTHER, Place.LOCK, Place.QUEUE, Place.DATALOADER})
 INSIDE_A_PHASE = INSIDE | {Place.CHECKPOINT}
 """… of a rank that saves or evaluates, where nothing else is at work: who writes, or computes, is a thread, or a
 process, that does something."""
-IDLE_SPAN_S = 15.0
-"""Between the first dump of what may take its time and the last: a writer that stutters does something in so many
-seconds."""
-SERVERS = ("pt_tcpstore", "pt_nccl_", "pt_elastic")
-"""Beginnings of the names (comm) of torch's own threads that listen for other ranks for as long as the job lives."""
+IDLE_SPAN_S = 15.0  # From the first dump of what may take its time to the last: a writer that stutters does something.
+SERVERS = ("pt_tcpstore", "pt_nccl_", "pt_elastic")  # Names (comm) of torch's threads that listen for others begin so.
 
 
 class Proof(Struct):
@@ -248,11 +235,8 @@ def _is_stuck(seen: _Seen, key: ProcessKey) -> bool:
     by_queue = place.place in (Place.QUEUE, Place.DATALOADER)
     calls = {dump[key].syscall for dump in seen.dumps}
     waits = calls <= (QUEUE_CALLS if by_queue else LOCK_CALLS) and _is_inside(place.raw, seen.inside)
-    if not waits and not all(_sleeps(dump[key]) for dump in seen.dumps):
-        return False
-    if not _uses_no_time(first, last, seen.span_s):
-        return False
-    if not _threads_rest(first, last, [seen.dumps[-1][each] for each in seen.theirs]):
+    still = (waits or all(_sleeps(dump[key]) for dump in seen.dumps)) and _uses_no_time(first, last, seen.span_s)
+    if not still or not _threads_rest(first, last, [seen.dumps[-1][each] for each in seen.theirs]):
         return False
     beside = [
         each for each in seen.job.processes if each.alive and each.node == key[0] and each.process.role is not Role.RANK
@@ -329,9 +313,8 @@ def _sleeps(stack: ProcessStack) -> bool:
 
 def _rests(process: ProcessView, since_s: float) -> bool:
     """Whether this process is known to have done nothing for so long."""
-    if process.process.state not in ("S", "I") or process.process.blocked is not None:
-        return False
-    return process.worked_age_s is not None and process.worked_age_s >= since_s
+    sleeps = process.process.state in ("S", "I") and process.process.blocked is None
+    return sleeps and process.worked_age_s is not None and process.worked_age_s >= since_s
 
 
 def _worker_rests(dumps: Sequence[ProcessStack | None], theirs: Sequence[ProcessStack], span_s: float) -> bool:

@@ -23,8 +23,7 @@ from slurm_watchdog.base.structs import Struct
 
 CLIP = 4.0  # Standard deviations that one value counts at most while a change is looked for.
 SURE = 5.5  # Standard errors: a job is looked at thousands of times, at many places, and chance has as many tries.
-SURE_OF_MEMORY = 7.0
-"""The same where neighbours have that much in common that the variance doubles: how much is only estimated."""
+SURE_OF_MEMORY = 7.0  # The same where the variance doubles by what neighbours have in common, which is estimated.
 FEW = 8.0
 """`SURE` grows by this share of the degrees of freedom where the scatter itself is known from few batches: about
 the quantiles of Student's t at 1e-7 (10 degrees of freedom: 10; 20: 7.7)."""
@@ -34,8 +33,7 @@ winsorised there, over (1 - 2 TRIMMED)^2 of their number (J. W. Tukey and D. H. 
 CUT = 0.03  # The same of values whose memory is estimated: one pause of an hour has none.
 MOST_MEMORY = 0.95  # Correlation of neighbours up to which it is reckoned with.
 LEFT = 0.5  # Of the wanted size: so much has to be left when what the hour of the day explains is taken off.
-DAY_SWING = 0.03
-"""Step times may swing by so much to both sides within a day: shared filesystems and fabrics are busier by day."""
+DAY_SWING = 0.03  # Step times may swing by so much within a day: shared filesystems and fabrics are busier by day.
 LOCAL_S = 7200.0  # A level is taken over two hours to both sides at most where enough values are in them.
 TRIES = 6  # Places of change that are looked at closely, the most promising first.
 CREEP_S = 3600.0  # The newest stretch is as long at least where a rise over hours is looked for: no burst is.
@@ -43,9 +41,7 @@ CREPT = 2.0
 """Times `SURE`, where stretches of a run are compared that do not follow each other: their scatter is taken from
 neighbours, which may have a lot in common (up to a correlation of 0.6)."""
 PARTS = 6  # Of the time since the change; each has to be slower.
-MANY = 8
-"""Batches to both sides, of more than one value, from which on they are made twice as long: then a few long pauses that
-come together make no odd batch."""
+MANY = 8  # Batches to both sides from which on they are made twice as long: pauses that come together are one.
 LEAST_BEFORE, LEAST_AFTER = 3, 3  # Batches to both sides of a change.
 
 

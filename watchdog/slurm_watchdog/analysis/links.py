@@ -1,17 +1,19 @@
-"""What is wrong with a network link, by its own past and by the same link of other nodes. Pure."""
+"""What is wrong with a network link, by its own past and by the same link of other nodes; and what one node of a job
+measures that its others do not: time in which processes waited for the processor, memory or storage (the kernel's
+pressure), congestion and lost packets. These are facts for people, never evidence by themselves. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
+from slurm_watchdog.analysis.step_statistics import MAD_TO_SIGMA
+from slurm_watchdog.base.averages import median
 from slurm_watchdog.model.node_view import LinkView, NodeView
 
 DOWN_S = 60.0  # A link that comes back within a minute has flapped: that is another complaint.
 FLAPS = 2  # Once within an hour is a cable that was moved.
-RISES = 10
-"""Looks, a minute apart, in which the errors of a link rose without a break; a few symbols an hour are within what
-a cable may have."""
+RISES = 10  # Looks, a minute apart, in a row in which its errors rose; a few symbols an hour are usual for a cable.
 LOOK_S = 60.0
 MISSED = 2  # Looks of RISES in which they may stay where they were.
 PEERS = 3  # Links of the same name and kind on other nodes that show at which rate such a link runs.
@@ -27,8 +29,7 @@ class Complaint(NamedTuple):
     since: float
 
 
-Rates = Mapping[tuple[str, str], Mapping[str, int]]
-"""(name, kind) of a link -> node -> the rate at which it runs there."""
+Rates = Mapping[tuple[str, str], Mapping[str, int]]  # (name, kind) of a link -> node -> its rate there.
 Rising = Set[tuple[str, str]]  # (node, kind) of links.
 
 
@@ -122,3 +123,87 @@ def stopped(nodes: Iterable[NodeView]) -> tuple[str, ...]:
     if not still or moving <= len(still):
         return ()
     return tuple(f"{name} of {node}" for node, names in still.items() for name in names)
+
+
+# -------------------------------------------------------------------------------- unlike its peers
+
+SIGMAS = 6.0  # Robust standard deviations between nodes: with fewer, one node of thousands is so by chance.
+MOST_SHARE = 0.25  # More nodes of a job than this share are no exception.
+MAX_SAID = 4
+
+WAITED_LEAST = 0.1  # Share of a minute below which waiting slows nothing that a person would look for.
+WAITED_TIMES = 3.0
+WORDS = {"cpu": "the processor", "memory": "memory", "io": "storage"}
+
+
+class Counted(NamedTuple):
+    """One rate of a link that is compared."""
+
+    field: str  # Of slurm_watchdog.model.observations.Link.
+    least: float  # A second: below it no one notices (a judgement).
+    words: str  # Between the link and the number.
+
+
+TIMES = 10.0  # So many times the median a rate has to be: congestion moves through a fabric all the time.
+RATES = (
+    Counted("waits_s", 1e5, "waits for credits to send (ticks)"),
+    Counted("marked_s", 100.0, "receives packets with a mark of congestion"),
+    Counted("slowed_s", 100.0, "is notified of congestion, and slows down"),
+    Counted("resent_s", 10.0, "loses packets, or gets them out of order"),
+)
+
+
+class Unlike(NamedTuple):
+    """One node whose value stands out."""
+
+    node: str
+    value: float
+    usual: float  # Median of all.
+    nodes: int  # That were compared.
+
+
+def stand_out(values: Mapping[str, float], least: float, times: float) -> list[Unlike]:
+    """Of values by node, those that are far above the usual one: at least `least`, and `times` the median of all.
+    Nothing with fewer than PEERS others, or where many are so."""
+    if len(values) <= PEERS:
+        return []
+    usual = median(values.values())
+    sigma = MAD_TO_SIGMA * median(abs(each - usual) for each in values.values())
+    limit = max(least, times * usual, usual + SIGMAS * sigma)
+    found = [Unlike(node, value, usual, len(values)) for node, value in values.items() if value >= limit]
+    return found if len(found) <= max(1, MOST_SHARE * len(values)) else []
+
+
+def facts_of(nodes: Sequence[NodeView], process_job: str) -> tuple[str, ...]:
+    """Sentences about the nodes of one job: pressure, then links; `process_job` is Slurm's id of its processes."""
+    return (*_pressures(nodes, process_job), *congestion(nodes))[:MAX_SAID]
+
+
+def _pressures(nodes: Sequence[NodeView], process_job: str) -> Iterator[str]:
+    for resource, words in WORDS.items():
+        rows = [(node.name, each) for node in nodes for each in node.pressures if each.resource == resource]
+        of_job, of_node = ({name: e.some_ratio for name, e in rows if e.job_id == its} for its in (process_job, None))
+        whole = len(of_job) == len(nodes)
+        who = "processes of the job" if whole else "processes"
+        for each in stand_out(of_job if whole else of_node, WAITED_LEAST, WAITED_TIMES):
+            yield (
+                f"pressure: {who} on {each.node} waited for {words} {each.value:.0%} of the last minute; the median of "
+                f"{each.nodes} nodes is {each.usual:.0%}"
+            )
+
+
+def congestion(nodes: Sequence[NodeView]) -> tuple[str, ...]:
+    """Sentences about links of these nodes that are unlike the link of the same name on the others."""
+    values: dict[tuple[Counted, str, str], dict[str, float]] = {}
+    for node in nodes:
+        for each in node.links:
+            for rate in RATES:
+                value = getattr(each.link, rate.field)
+                if value is not None:
+                    values.setdefault((rate, each.link.kind, each.link.name), {})[node.name] = value
+    return tuple(
+        f"network: {name} of {each.node} {rate.words}: {each.value:,.0f} a second; the median of {each.nodes} nodes "
+        f"is {each.usual:,.0f}"
+        for (rate, _, name), of_nodes in values.items()
+        for each in stand_out(of_nodes, rate.least, TIMES)
+    )[:MAX_SAID]

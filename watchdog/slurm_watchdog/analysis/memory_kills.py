@@ -25,19 +25,12 @@ from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import ENDED_FROM_OUTSIDE
 
 OOM_KILL = "oom_kill"
-SLACK_S = 30.0
-"""A run may be seen to end, and the next one to begin, so much earlier or later than it did: two listings of Slurm
-and a report (15 s by default)."""
-ENDS_S = 15.0
-"""A rank that is killed is seen to be gone within two reports and the time that it takes to give its memory back."""
+SLACK_S = 30.0  # A run may be seen to end, or the next to begin, so much earlier or later: two listings and a report.
+ENDS_S = 15.0  # A rank that is killed is seen to be gone within two reports, and once its memory is given back.
 ALL_OF_IT = 0.9  # Who held so much of the limit is the one who reached it.
 RISE_S = 60.0  # A counter is read every 30 s, and in the report after that; a line about the same kill is as near.
-SAME_S = 2.0
-"""Lines about one process within this time are one kill: the kernel writes two at once, and one more where it kills a
-whole group (memory.oom.group; Slurm's OOMKillStep)."""
-ENDS_WITHIN_S = 300.0
-"""A worker that is killed takes its run with it within this time: collectives wait 10 min by default, an exception
-of a data loader comes at once."""
+SAME_S = 2.0  # Lines about one process within this time are one kill: two at once, and one for a whole group.
+ENDS_WITHIN_S = 300.0  # It takes its run with it within this: collectives wait 10 min, an error of a loader none.
 _WHOSE = (
     ("oom-kill:constraint=CONSTRAINT_MEMCG,", True),
     ("Memory cgroup out of memory", True),
@@ -45,8 +38,7 @@ _WHOSE = (
     ("Out of memory", False),
 )
 """How a line begins -> whether a control group had no memory left; else the node had none (mm/oom_kill.c)."""
-_FULL = late_regex(r"\boom_memcg=(/[^,]*),")
-"""The control group that had no memory left; Linux 4.19 to 5.1 call that CONSTRAINT_NONE, too."""
+_FULL = late_regex(r"\boom_memcg=(/[^,]*),")  # The group without memory; Linux 4.19 to 5.1: CONSTRAINT_NONE, too.
 _SLURMS = late_regex(r"/job_\d+(?:/step_[^/]+(?:/(?:user|slurm))?(?:/task_[^/]+)?)?$")
 """How the path of a group ends that Slurm makes for a job, a step, or a task of it."""
 _HELD = late_regex(r"\b(?:anon|file|shmem)-rss:(\d+)kB")
@@ -56,16 +48,13 @@ class MemoryKill(Struct):
     """One process that the kernel killed for memory."""
 
     node: str
-    pid: int | None
-    """None: the agent and the kernel number processes differently, or a counter of its group is all that tells."""
+    pid: int | None  # None: numbered differently by agent and kernel, or known by a counter alone.
     at: float  # On the clock of `ClusterView.now`.
     comm: str = ""
     process_job: str | None = None  # The job that its control group names; None: the kernel did not say.
     step_id: str | None = None  # The step whose limit was reached; None: the job's own, or the kernel did not say.
-    own_group: bool = False
-    """A group that the job made below those of Slurm had no memory left: that of a container, say."""
-    limited: bool | None = None
-    """True: its job, or a step of it, had no memory left; False: the node had none; None: the kernel did not say."""
+    own_group: bool = False  # A group that the job made below Slurm's had none left: a container's, say.
+    limited: bool | None = None  # True: its job, or a step of it, had none left; False: the node; None: not said.
     held_bytes: int | None = None  # What it had in memory itself.
     limit_bytes: int | None = None  # The least that its job or step may have there.
     lines: tuple[str, ...] = ()
@@ -91,8 +80,7 @@ class MemoryKill(Struct):
         return f"killed by the kernel for memory: {held}{had}"
 
 
-Who = Mapping[tuple[str, int | None], tuple[int | None, Role | None]]
-"""(node, pid) -> the rank, and what it is to its job."""
+Who = Mapping[tuple[str, int | None], tuple[int | None, Role | None]]  # (node, pid) -> rank, and role in its job.
 Kills = Mapping[str, tuple[MemoryKill, ...]]  # Node -> the kills there that are remembered, oldest first.
 
 
@@ -119,7 +107,8 @@ def _of_node(node: NodeView) -> tuple[MemoryKill, ...]:
             process_job=None if group is None else group[0], step_id=None if full_in is None else full_in[1],
             held_bytes=held or None, own_group=bool(limited and full and not _SLURMS.search(full[1])),
         )  # fmt: skip
-        same = next((n for n, old in enumerate(found) if _is_same(old, kill)), None)
+        alike = (n for n, old in enumerate(found) if (old.pid, old.comm) == (kill.pid, kill.comm))
+        same = next((n for n in alike if kill.at - found[n].at <= SAME_S), None)
         if same is None:
             found.append(kill)
         else:
@@ -161,10 +150,6 @@ def _is_limited(rows: Iterable[Usage]) -> bool | None:
     """Whether the job or a step of it had used up its limit; False where all of its groups say that it never had."""
     known = {row.by_limit for row in rows}
     return True if True in known else False if known == {False} else None
-
-
-def _is_same(one: MemoryKill, other: MemoryKill) -> bool:
-    return (one.pid, one.comm) == (other.pid, other.comm) and other.at - one.at <= SAME_S
 
 
 def _joined(one: MemoryKill, other: MemoryKill) -> MemoryKill:

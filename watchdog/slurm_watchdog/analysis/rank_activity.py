@@ -1,17 +1,18 @@
-"""Activity of a job's ranks, as far as their processes and GPUs show it: the evidence where stacks are
-unavailable.
+"""Activity of a job's ranks, as far as their processes and GPUs show it: the evidence where stacks are unavailable.
 
-A GPU that spins in a collective is 100 % busy and draws a fraction of what it draws while it computes, and it uses
-a fraction of its tensor cores and memory, where the card counts that (GPM); where the two differ, it works. The
-rank that the others wait for has an idle GPU or a process that uses no time. A rank that computes or moves data
-speaks against a hang: a checkpoint that rank 0 writes, an evaluation, the building of an index.
+A GPU that spins in a collective is 100 % busy and draws a fraction of what it draws while it computes, and it uses a
+fraction of its tensor cores and memory, where the card counts that (GPM); where the two differ, it works. The rank that
+the others wait for has an idle GPU or a process that uses no time. A rank that computes or moves data speaks against a
+hang: a checkpoint that rank 0 writes, an evaluation, the building of an index.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from slurm_watchdog.analysis.held_processes import STORAGE_S, held_by, is_held, moves_data
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis.job_state import STORAGE_S, held_by, is_held, moves_data
 from slurm_watchdog.analysis.rank_motion import moves_bytes, moves_on_connection
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
@@ -21,29 +22,20 @@ from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.node_view import GpuView, work_ratio
 from slurm_watchdog.model.observations import Role
 
-QUIET_CPU = 0.2
-"""Cores. A rank that waits uses next to none; one that spins in a collective, loads or saves uses about one or more."""
+QUIET_CPU = 0.2  # Cores. A rank that waits uses next to none; one that spins, loads or saves about one or more.
 SPINNING_CPU = 0.5  # Cores. A main thread that polls its GPU uses one.
-FELL_QUIET_S = 240.0
-"""Without a GPU that tells more, a rank that uses no time is odd after so long: no one waits for a lock or
-for the network like this."""
-LOW_POWER = 0.5
-"""Of what is usual for the program on this GPU. Spinning: 68 to 110 W of 330 W; an evaluation draws what a
-forward pass draws."""
-FALLEN_POWER = 0.7
-"""The average over a minute lags behind; it has to have fallen this far, for one look may catch a gap between
-two steps."""
+FELL_QUIET_S = 240.0  # Without a GPU that tells more: no one waits for a lock or for the network for so long.
+LOW_POWER = 0.5  # Of what is usual on this GPU. Spinning: 68 to 110 W of 330 W; an evaluation is a forward pass.
+FALLEN_POWER = 0.7  # The average over a minute, which lags, has to be below: one look may catch a gap between steps.
 LEAST_WORK = 0.05
 """Share of tensor cores or memory: a kernel that waits for its peers uses next to nothing of either, and so do programs
 of small kernels at work."""
-MOVED_WITHIN_S = 300.0
-"""No one who hangs has waited for a disk since: of a limit of minutes, half is looked back upon, up to so long."""
+MOVED_WITHIN_S = 300.0  # No one who hangs has waited for a disk since: half of a limit is looked back upon, up to this.
 MAX_ODD_SHARE = 0.25  # More ranks than this share are no odd ones.
 LEAST_RANKS = 3  # With fewer, no rank differs.
 
 
-Dumps = dict[tuple[str, int, int], list[tuple[float, ProcessStack]]]
-"""Of (node, pid, start ticks): (age in seconds, stack), oldest first."""
+Dumps = dict[tuple[str, int, int], list[tuple[float, ProcessStack]]]  # Process key: (age in s, stack), oldest first.
 
 
 class RankState(StrEnum):
@@ -67,8 +59,7 @@ class RankActivity(Struct):
 class LoopState(Struct):
     """Whether a loop stands, as far as this evidence goes."""
 
-    stands: bool | None = None
-    """True: no one works, and that is known of everybody. False: someone works. None: it cannot be said."""
+    stands: bool | None = None  # True: no one works, and that is known of all. False: someone does. None: not known.
     in_collective: bool = False  # Most of the ranks wait for others on their GPUs.
     spinning: int = 0  # Ranks whose GPUs are busy at a fraction of their usual power, where the loop stands.
     why: str = ""  # Half a sentence: what it is seen by.
@@ -104,13 +95,8 @@ def loop_state(job: JobView, now: float, limit_s: float) -> LoopState:
     of_what = "power" if all(a.gpu and a.gpu.view.usual_power_w for a in spinning) else "power or activity"
     why = f"the GPUs of {len(spinning)} of {len(seen)} ranks spin: busy, at less than half of their usual {of_what}"
     odd = idle if idle else _quiet_among_spinning(spinning)
-    return LoopState(
-        stands=True,
-        in_collective=in_collective,
-        spinning=len(spinning),
-        why=why,
-        culprits=_culprits(_odd_if_few(odd, seen)),
-    )
+    culprits = _culprits(_odd_if_few(odd, seen))
+    return LoopState(stands=True, in_collective=in_collective, spinning=len(spinning), why=why, culprits=culprits)
 
 
 def all_compute(job: JobView, now: float, limit_s: float) -> bool:
@@ -118,18 +104,13 @@ def all_compute(job: JobView, now: float, limit_s: float) -> bool:
     if not _all_known(job):
         return False
     seen = activities(job, job.ranks, now, limit_s / 2)
-    return bool(seen) and all(a.doing is RankState.WORKS and a.gpu is not None and _draws_usual(a.gpu) for a in seen)
-
-
-def _draws_usual(each: RankGpu) -> bool:
-    return each.view.idle_since is None and _draws_little(each.view) is False
+    views = [a.gpu.view for a in seen if a.doing is RankState.WORKS and a.gpu is not None]
+    return 0 < len(views) == len(seen) and all(v.idle_since is None and _draws_little(v) is False for v in views)
 
 
 def _all_known(job: JobView) -> bool:
     """Whether no rank is missing from what is known, as far as anything tells how many there are."""
-    ranks = job.ranks
-    world = max((rank.process.world_size or 0 for rank in ranks), default=0)
-    return len(ranks) >= world and {rank.node for rank in ranks} >= set(job.job.nodes)
+    return job.every_rank_known and {rank.node for rank in job.ranks} >= set(job.job.nodes)
 
 
 def activities(job: JobView, ranks: Iterable[ProcessView], now: float, idle_for_s: float) -> tuple[RankActivity, ...]:
@@ -143,19 +124,13 @@ def activities(job: JobView, ranks: Iterable[ProcessView], now: float, idle_for_
             workers.setdefault(process.process.rank, []).append(process)
     counted = any(p.io_bytes_s is not None for p in job.processes)
     dumped = _dumps_of(job)
-    return tuple(
-        _activity(
-            rank,
-            gpus.get((rank.process.rank or 0, rank.process.pid), []),
-            workers.get(rank.process.rank, []),
-            now,
-            idle_for_s,
-            has_gpus=bool(job.gpus),
-            counted=counted,
-            dumps=dumped.get(rank.key, []),
-        )
-        for rank in ranks
-    )
+    found = []
+    for rank in ranks:
+        its = gpus.get((rank.process.rank or 0, rank.process.pid), [])
+        by_gpus = _by_gpus(its, now, idle_for_s) if job.gpus else (RankState.IDLE, "does nothing")
+        seen = dumped.get(rank.key, [])
+        found.append(_activity(rank, its, by_gpus, workers.get(rank.process.rank, []), seen, idle_for_s, counted))
+    return tuple(found)
 
 
 def is_quiet(process: ProcessView | None, *, counted: bool = False) -> bool | None:
@@ -170,19 +145,17 @@ def is_quiet(process: ProcessView | None, *, counted: bool = False) -> bool | No
 def _activity(
     rank: ProcessView,
     gpus: list[RankGpu],
+    by_gpus: tuple[RankState, str],
     workers: list[ProcessView],
-    now: float,
-    idle_for_s: float,
-    *,
-    has_gpus: bool,
-    counted: bool,
     dumps: Sequence[tuple[float, ProcessStack]],
+    idle_for_s: float,
+    counted: bool,
 ) -> RankActivity:
     first = gpus[0] if gpus else None
     if is_held(rank):
         return RankActivity(rank=rank, doing=RankState.IDLE, why=held_by(rank), quiet=True, gpu=first)
     quiet = is_quiet(rank, counted=counted)
-    doing, why = _by_gpus(gpus, now, idle_for_s) if has_gpus else (RankState.IDLE, "does nothing")
+    doing, why = by_gpus
     within_s = max(STORAGE_S, min(idle_for_s, MOVED_WITHIN_S))
     if _transfers(dumps) or any(moves_data(each, within_s) for each in (rank, *workers)):
         doing, why = RankState.WORKS, "moves data"
@@ -262,9 +235,8 @@ def _odd_among_busy(seen: tuple[RankActivity, ...]) -> bool:
 
 
 def _fell_quiet_among_polling(seen: tuple[RankActivity, ...]) -> list[RankActivity]:
-    """Where no GPU is known, or of none its power: the few ranks that have used no time for long and used a
-    core before, as all others still do. A rank that never does (it hands on what others computed) is not
-    among them."""
+    """Where no GPU is known, or of none its power: the few ranks that have used no time for long and used a core
+    before, as all others still do. A rank that never does (it hands on what others computed) is not among them."""
     if any(a.gpu is not None and a.doing is not RankState.BUSY for a in seen):
         return []
     quiet = [a for a in seen if (a.rank.quiet_s or 0.0) >= FELL_QUIET_S and a.quiet]
@@ -333,13 +305,8 @@ def _transfers(dumps: Sequence[tuple[float, ProcessStack]]) -> bool:
 
 
 def _culprits(odd: Iterable[RankActivity]) -> tuple[Culprit, ...]:
-    return tuple(
-        Culprit(
-            node=a.rank.node,
-            rank=a.rank.process.rank,
-            pid=a.rank.process.pid,
-            gpu_uuid=a.gpu.view.gpu.uuid or None if a.gpu is not None else None,
-            reason=a.why if is_held(a.rank) else "does nothing while the others wait",
-        )
-        for a in odd
-    )
+    found = []
+    for each in odd:
+        named = each.rank.culprit(each.why if is_held(each.rank) else "does nothing while the others wait")
+        found.append(replace(named, gpu_uuid=each.gpu.view.gpu.uuid or None if each.gpu is not None else None))
+    return tuple(found)

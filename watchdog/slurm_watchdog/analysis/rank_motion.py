@@ -1,14 +1,12 @@
 """The clock of a run that writes no step that can be read: whether its ranks move, dump after dump. Pure.
 
-A step that rises proves that the loop turns. Where none is written, two dumps of all ranks, minutes apart,
-tell nearly as much: a rank that trains has used time in between, even where both found it in the same
-function. Only one that has used next to none (STILL_CPU), has moved no data and is where it was, did nothing.
-Ranks that wait for their peers, or for their GPU, may spin: they neither prove that the loop turns nor that
-it does not.
+A step that rises proves that the loop turns. Where none is written, two dumps of all ranks, minutes apart, tell nearly
+as much: a rank that trains has used time in between, even where both found it in the same function. Only one that has
+used next to none (STILL_CPU), has moved no data and is where it was, did nothing. Ranks that wait for their peers, or
+for their GPU, may spin: they neither prove that the loop turns nor that it does not.
 
-"It has stopped" can only be said of what moved before: the clock counts once a run was seen to move in the
-code of a training in TRAINED_LOOKS looks. Until then, and for everything that trains nothing (a server, a
-notebook), nothing is said.
+The clock counts once a run was seen to move in the code of a training in TRAINED_LOOKS looks: of everything that trains
+nothing (a server, a notebook) nothing is said.
 """
 
 from __future__ import annotations
@@ -28,13 +26,9 @@ from slurm_watchdog.model.past_runs import Motion
 STILL_CPU = 0.005
 """Cores, of the main thread, from one dump to the next. A wait with a time-out (a data loader polls every 5
 s) uses a tenth of it; a step of a minute whose kernels are started by Python uses several times as much."""
-STILL_BYTES_S = 100_000.0
-"""Through system calls of the whole process. Heartbeats and metrics stay below a hundredth of it."""
-QUIET_CONNECTION_BYTES_S = 10_000.0
-"""What keeps a connection alive, and metrics that are sent every few seconds, are less."""
-TRAINED_LOOKS = 3
-"""So many times a run has to be seen moving in the code of a training. At the shipped interval of five
-minutes: a quarter of an hour."""
+STILL_BYTES_S = 100_000.0  # Through system calls of a process. Heartbeats and metrics stay below a hundredth of it.
+QUIET_CONNECTION_BYTES_S = 10_000.0  # What keeps a connection alive, and metrics every few seconds, are less.
+TRAINED_LOOKS = 3  # That saw it moving in the code of a training: a quarter of an hour as shipped.
 STILL_LOOKS = 3  # Dumps in a row, at least, that found it motionless.
 KEPT_PAUSES = 20
 MAY_SPIN = WAITS_FOR_PEERS | {Place.DEVICE}  # Where time is used by waiting, too.

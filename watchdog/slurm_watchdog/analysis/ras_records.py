@@ -30,8 +30,7 @@ MAX_FACTS = 4
 class JobProcesses:
     """Where the ranks of a job are."""
 
-    of_rank: Mapping[int, tuple[str, int]]
-    """Rank -> its node, and its pid as the process itself has it (container_pid in a PID namespace)."""
+    of_rank: Mapping[int, tuple[str, int]]  # Rank -> node and pid, as the process has it in its PID namespace.
     node_of: Mapping[str, str]  # Address -> the only node whose ranks have it.
 
     @cached_property

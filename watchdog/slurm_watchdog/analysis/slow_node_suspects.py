@@ -23,9 +23,7 @@ ERRORS = 3.0  # Standard errors by which a run may miss its level.
 SLOW, LEAST_HEIGHT, TALLER = 0.025, 0.02, 2.0
 """A run that is slower by less than SLOW may be so by the hour of the day, by less than LEAST_HEIGHT it is fast; one
 that is slower than twice what the search began with has something else."""
-CONFIRMED_BY = 3
-"""Slow runs with a node, and a fast one without it, before it is held against the node in full: anything may have made
-a single run slow."""
+CONFIRMED_BY = 3  # Slow runs with a node, and a fast one without it, before it is held against it in full.
 
 
 class Verdict(Struct):

@@ -91,9 +91,7 @@ def jobs_by_node(view: ClusterView) -> dict[str, tuple[str, ...]]:
     return found
 
 
-BOOT_S = 600.0
-"""A node that was just given back may still be starting, and its agent with it: ResumeTimeout of
-slurm.conf(5) is of this size."""
+BOOT_S = 600.0  # A node that was just given back may still be starting, as ResumeTimeout of slurm.conf(5) has it.
 
 
 def may_be_starting(node: NodeView, slurm: SlurmNodeView, now: float) -> bool:

@@ -4,12 +4,10 @@ A change of level is suspected by the cumulative sum of E. S. Page, "Continuous 
 Biometrika 41 (1954), on values that are standardised with median and MAD (P. J. Huber, "Robust Statistics",
 1981) and clipped, so that one evaluation of an hour counts no more than one slow step.
 
-It is believed when the ranks say so as well: the test of H. B. Mann and D. R. Whitney, "On a test of whether
-one of two random variables is stochastically larger than the other", Annals of Mathematical Statistics 18
-(1947), on the values before and after, as D. M. Hawkins and Q. Deng use it in "A nonparametric change-point
-control chart", Journal of Quality Technology 42 (2010). Its error does not depend on how the values are
-distributed: of a job in which every fourth step pauses, the pauses are among the values before, too. (Median
-and MAD know nothing of them, and half of ten steps after may pause by chance.)
+It is believed when the ranks say so as well: the test of H. B. Mann and D. R. Whitney (Annals of Math. Statistics 18,
+1947) on the values before and after, as D. M. Hawkins and Q. Deng use it in "A nonparametric change-point control
+chart", Journal of Quality Technology 42 (2010). Its error does not depend on how the values are distributed: of a job
+in which every fourth step pauses, the pauses are among the values before, too.
 """
 
 from __future__ import annotations
@@ -45,16 +43,12 @@ more are reported: while they last the job is slower."""
 MEDIAN_ERROR = 1.2533  # Standard error of a median, of normal values, as a multiple of sigma / sqrt(n): sqrt(pi / 2).
 MOST_MEMORY = 0.9  # Correlation of neighbours up to which it is reckoned with.
 UNDISTURBED = 0.5
-"""Of the wanted size: by so much the lower quartiles have to differ. Pauses are added to a step and never
-taken from it: where only they have become more, the quickest steps are as quick as before, and no step is
-slower."""
+"""Of the wanted size: by so much the lower quartiles have to differ. Pauses are added to a step and never taken from
+it: where only they have become more, the quickest steps are as quick as before, and no step is slower."""
 CONFIRMED = 8  # Values after the change, at least, before it is believed.
 NEWEST = 3  # The median of so many newest ones has to be off as well: of a burst that has just ended most values are.
-LEAST_SHIFT = 2.0
-"""Standard deviations below which no change is looked for: in noisier series only larger changes can be told
-from chance."""
-LEAST_SIGMA = 0.002
-"""Of the level: logs round their figures, and a series without any scatter would find a change in the last digit."""
+LEAST_SHIFT = 2.0  # Standard deviations: in noisier series only larger changes can be told from chance.
+LEAST_SIGMA = 0.002  # Of the level: logs round, and without scatter the last digit would be a change.
 
 
 class Segment(Struct):
@@ -123,7 +117,7 @@ def _is_changed(before: tuple[float, ...], after: tuple[float, ...], wanted: flo
         return False
     if sign * (median(after[-NEWEST:]) - median(old)) < UNDISTURBED * size:
         return False
-    if sign * (_quartile(new) - _quartile(old)) < UNDISTURBED * size:
+    if sign * (new[(len(new) - 1) // 4] - old[(len(old) - 1) // 4]) < UNDISTURBED * size:  # the lower quartiles
         return False
     score = sign * _rank_score(old, new)
     if score < SURE:
@@ -140,18 +134,12 @@ def _rank_score(old: list[float], new: list[float]) -> float:
 
 
 def _memory(values: tuple[float, ...]) -> float:
-    """Correlation of the ranks of neighbours, less what chance alone may give: where slow steps come
-    together, many of them are no more evidence than a few. The variance of a mean grows by (1 + r) / (1 - r)
-    (M. S. Bartlett, 1935)."""
+    """Correlation of the ranks of neighbours, less what chance alone may give: where slow steps come together, many of
+    them are no more evidence than a few. The variance of a mean grows by (1 + r) / (1 - r) (M. S. Bartlett, 1935)."""
     n, ordered = len(values), sorted(values)
     ranks = [bisect_left(ordered, value) + bisect_right(ordered, value) - n for value in values]
     together = sum(a * b for a, b in pairwise(ranks)) / max(1, sum(a * a for a in ranks))
     return max(0.0, min(MOST_MEMORY, together - 1 / sqrt(n)))
-
-
-def _quartile(ordered: list[float]) -> float:
-    """The lower one, of sorted values."""
-    return ordered[(len(ordered) - 1) // 4]
 
 
 def _scatter(values: tuple[float, ...]) -> float:
@@ -167,9 +155,7 @@ def _level(values: tuple[float, ...]) -> tuple[float, float]:
     return middle, max(MAD_TO_SIGMA * spread, LEAST_SIGMA * abs(middle))
 
 
-LEAST_UNLOGGED_S = 30.0
-"""Times that the log does not say itself are as exact as the agent's interval of 5 s: shorter steps cannot be
-compared so."""
+LEAST_UNLOGGED_S = 30.0  # Times that the log does not say are as exact as reports: shorter steps are not compared.
 SKIPPED = 3  # First steps of a run, which compile, warm caches and fill pipelines.
 BATCH, LEAST_BATCHES = 10, 6  # Steps of one batch (see level_shift), and batches of a run whose speed is measured.
 

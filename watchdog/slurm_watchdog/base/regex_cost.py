@@ -8,7 +8,6 @@ Pure.
 
 from __future__ import annotations
 
-import re
 import string
 import sys
 import warnings
@@ -18,11 +17,13 @@ from typing import Any
 import msgspec
 
 if sys.version_info >= (3, 11):  # there is no public way to the parser
+    from re import _compiler as compiler  # novm
     from re import _constants as op  # novm
     from re import _parser as parser  # novm
 
     NEWER = (op.ATOMIC_GROUP, op.POSSESSIVE_REPEAT)
 else:
+    import sre_compile as compiler
     import sre_constants as op
     import sre_parse as parser
 
@@ -35,16 +36,14 @@ MAX_WIDE = 2  # Repeats that match nearly any character.
 MIN_LITERALS = 3  # So many plain characters have to follow a repeat of nearly any character: they say where it ends.
 MAX_OVERLAPS = 2  # Repeats that may take characters from one another: each tries as many ways as a line is long.
 WIDE_CHARS = 80  # So many of the hundred printable characters.
-_ALPHABET = frozenset(map(ord, string.printable))
-_CATEGORIES = {
-    op.CATEGORY_DIGIT: r"\d", op.CATEGORY_NOT_DIGIT: r"\D", op.CATEGORY_SPACE: r"\s",
-    op.CATEGORY_NOT_SPACE: r"\S", op.CATEGORY_WORD: r"\w", op.CATEGORY_NOT_WORD: r"\W",
-}  # fmt: skip
+_PRINTABLE = frozenset(string.printable)
+_EVERY = "".join(map(chr, range(0x3000)))  # The alphabets of programs, and their signs.
 _ATOMIC_GROUP, _POSSESSIVE_REPEAT = NEWER
-_parse: Any = parser.parse
+_parser: Any = parser
+_compiler: Any = compiler
 _REPEATS = (op.MAX_REPEAT, op.MIN_REPEAT, _POSSESSIVE_REPEAT)
 
-Chars = frozenset[int]
+Chars = frozenset[str]
 NO_CHARS: Chars = frozenset()
 
 
@@ -68,7 +67,7 @@ def why_costly(text: str, *, anchored: bool = False) -> str | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            _walk(_parse(text), NO_CHARS, _Cost(begun=anchored))
+            _walk(_parser.parse(text), NO_CHARS, _Cost(begun=anchored))
     except _Refused as refused:
         return str(refused)
     return None
@@ -121,7 +120,7 @@ def _check_single(chars: Chars, most: int, last: Chars, cost: _Cost) -> None:
             raise _Refused(f"more than {MAX_OVERLAPS} of its repeats match what one before them matches as well")
     if most == 1:
         return
-    if len(chars) > WIDE_CHARS:
+    if len(chars & _PRINTABLE) > WIDE_CHARS:
         cost.wide += 1
         if cost.wide > MAX_WIDE:
             raise _Refused(f"more than {MAX_WIDE} of its repeats match nearly any character")
@@ -137,25 +136,10 @@ def _is_variable(items: Iterable[Any]) -> bool:
 
 
 def _chars(code: Any, value: Any) -> Chars:
-    """The printable characters that one item of a pattern matches; none if it is no single character."""
+    """The characters that one item of a pattern matches; none if it is no single character."""
     if code is op.LITERAL:
-        return frozenset({value})
-    if code is op.NOT_LITERAL:
-        return _ALPHABET - {value}
-    if code is op.ANY:
-        return _ALPHABET - {ord("\n")}
-    if code is not op.IN:
+        return frozenset({chr(value)})
+    if code not in (op.NOT_LITERAL, op.ANY, op.IN):
         return NO_CHARS
-    found = NO_CHARS.union(*(_members(*each) for each in value))
-    return _ALPHABET - found if value[0][0] is op.NEGATE else found
-
-
-def _members(code: Any, value: Any) -> Chars:
-    if code is op.LITERAL:
-        return frozenset({value})
-    if code is op.RANGE:
-        return frozenset(range(value[0], min(value[1], 0x2FFF) + 1))
-    if code is op.CATEGORY:
-        category = re.compile(_CATEGORIES[value])
-        return frozenset(each for each in _ALPHABET if category.match(chr(each)))
-    return NO_CHARS
+    one = _compiler.compile(_parser.SubPattern(_parser.State(), [(code, value)]))
+    return frozenset(one.findall(_EVERY))

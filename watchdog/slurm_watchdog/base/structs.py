@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -44,3 +45,19 @@ def picked(kind: type[S], value: object, /, *names: str, **more: Any) -> S:
     its other fields."""
     known = names or tuple(name for name in kind.__struct_fields__ if name not in more and hasattr(value, name))
     return kind(**{name: getattr(value, name) for name in known}, **more)
+
+
+def map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A tree of builtin values with each text changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(key): map_texts(each, change) for key, each in value.items()}
+    return [map_texts(each, change) for each in value] if isinstance(value, list | tuple) else value
+
+
+def printable(value: S) -> S:
+    """The same with `?` for what is no UTF-8: names of files are bytes to the kernel, and pickles may hold half a
+    character. Python carries both as lone surrogates, which no encoder of JSON takes."""
+    texts = map_texts(msgspec.to_builtins(value), lambda text: text.encode(errors="replace").decode())
+    return msgspec.convert(texts, type(value))

@@ -192,8 +192,7 @@ def _resource(line: JudgedLine) -> str:
 def read_dumps(paths: Sequence[str]) -> Answer:
     """Who keeps the others waiting: code 0: no rank waits; 1: a rank is named; 3: neither is known."""
     from slurm_watchdog.agent.workers.child import limit_address_space
-    from slurm_watchdog.analysis.collective_order import order_of
-    from slurm_watchdog.analysis.collective_words import words_of
+    from slurm_watchdog.analysis.collective_order import order_of, words_of
 
     limit_address_space(MEMORY_BYTES)
     gc.disable()  # what dumps hold is no cycle, and walking over it again and again takes most of the time

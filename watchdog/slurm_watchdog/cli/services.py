@@ -119,7 +119,7 @@ def controller(asked: Asked, once: bool, record: str | None) -> NoReturn:
     config = load_or_exit(file)
     from slurm_watchdog.base import log_setup
     from slurm_watchdog.controller.app import run_controller
-    from slurm_watchdog.controller.reload import RESTART, restart_process
+    from slurm_watchdog.controller.standby import RESTART, restart_process
 
     log_setup.set_up()
     code = run_controller(config, once=once, record=record, config_file=file)

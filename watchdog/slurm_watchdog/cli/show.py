@@ -17,8 +17,7 @@ from slurm_watchdog.cli.client import Client, find, own_place
 from slurm_watchdog.cli.options import ASKS, JOB_ID, JOURNAL, NODE_SET, Answer, Asked, ClientError, Refusal, command
 from slurm_watchdog.cli.terminal import as_text, drawn_columns, print_lines, render
 from slurm_watchdog.knowledge.remediation_hints import Hint
-from slurm_watchdog.model.diagnosis_documents import Diagnosis
-from slurm_watchdog.model.documents import ActionRun, DecisionSummary, Evidence, Explanation, Incident
+from slurm_watchdog.model.documents import ActionRun, DecisionSummary, Diagnosis, Evidence, Explanation, Incident
 from slurm_watchdog.model.node_events import NodeHistory
 from slurm_watchdog.model.run_record import Report, RunRecord
 from slurm_watchdog.model.slurm_states import ALIVE

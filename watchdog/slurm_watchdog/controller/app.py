@@ -31,11 +31,9 @@ from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import Identity, OwnUser, ReportEndpoint, read_page_token
 from slurm_watchdog.controller.node_history.node_tests import tester_of
 from slurm_watchdog.controller.recorder import Recorder
-from slurm_watchdog.controller.reload import RESTART, await_signals
-from slurm_watchdog.controller.standby import Standby
+from slurm_watchdog.controller.standby import RESTART, Standby, await_signals
 from slurm_watchdog.identity.munge_decoder import (
     BadCredential,
-    Decoder,
     MungeProcess,
     MungeUnavailable,
     encode_with_munge,
@@ -70,7 +68,7 @@ def uid_of(user: str) -> int | None:
         return None
 
 
-async def open_munge(config: Config) -> tuple[Sessions, Decoder]:
+async def open_munge(config: Config) -> tuple[Sessions, MungeProcess]:
     """The sessions, and who decodes credentials. Raises IdentityError."""
     security = config.security
     own = os.geteuid()
@@ -83,8 +81,7 @@ async def open_munge(config: Config) -> tuple[Sessions, Decoder]:
     agents = uid_of(security.agent_user)
     if agents is None:
         log.warning(
-            "there is no user %s here: only root's agents are believed (security.agent_user)",
-            security.agent_user,
+            "there is no user %s here: only root's agents are believed (security.agent_user)", security.agent_user
         )
     process = MungeProcess(security.munge_socket)
     try:
@@ -101,9 +98,7 @@ async def open_munge(config: Config) -> tuple[Sessions, Decoder]:
     return Sessions(own, frozenset({0} if agents is None else {0, agents}), clock.monotonic), process
 
 
-BACKLOG = 4096
-"""Connections that may wait to be accepted: after a restart all agents come within seconds. The kernel takes
-somaxconn, if less."""
+BACKLOG = 4096  # Connections that wait to be accepted: after a restart all come. The kernel takes somaxconn, if less.
 RESERVATIONS_EVERY_S = 60.0  # Maintenance is announced hours before; who becomes an operator has a minute's patience.
 COLLECT_AFTER = (50_000, 20, 50)
 """Objects and rounds between two runs of the collector of cycles (700, 10, 10 by default): each full run
@@ -114,13 +109,10 @@ what a request leaves is young when it is collected."""
 def run_controller(
     config: Config, *, once: bool = False, record: str | None = None, config_file: str | None = None
 ) -> int:
-    """Runs the controller until SIGTERM or SIGINT; with `once` for one look at Slurm and one tick. Everything
-    that it takes over is appended to the file `record` as a trace. At SIGHUP `config_file` is read again.
-
-    Returns the exit code: 0; after saying why, 2 when it can't start like this, 1 when it could not start
-    now, which may pass (systemd tries again then, and only then); RESTART when it is to start with a new
-    configuration.
-    """
+    """Runs the controller until SIGTERM or SIGINT; with `once` for one look at Slurm and one tick. Everything that it
+    takes over is appended to the file `record` as a trace. At SIGHUP `config_file` is read again. Returns the exit
+    code: 0; after saying why, 2 when it can't start like this, 1 when it could not start now, which may pass (systemd
+    tries again then, and only then); RESTART when it is to start with a new configuration."""
     put_in_force(config.site_texts)
     try:
         page_token = read_page_token(config.security.page_token_file)
@@ -156,10 +148,8 @@ def run_controller(
 
 
 def _become_active(config: Config, lease: Lease, config_file: str | None, *, once: bool) -> int | None:
-    """Waits until the lease is ours; gives None then, otherwise what `run_controller` returns.
-
-    Raises JournalError, OSError, IdentityError.
-    """
+    """Waits until the lease is ours; gives None then, otherwise what `run_controller` returns. Raises JournalError,
+    OSError, IdentityError."""
     lease.prepare()
     try:
         taken = lease.take()
@@ -223,10 +213,7 @@ async def _serve(
         controller.tick()
         good, sentence = controller.healthy()
         log.warning(
-            "%s; %d jobs, %d incidents",
-            sentence,
-            len(controller.judge.view.jobs),
-            len(controller.judge.incidents),
+            "%s; %d jobs, %d incidents", sentence, len(controller.judge.view.jobs), len(controller.judge.incidents)
         )
         return 0 if good else 1
     stop, restart = await_signals(config_file, config)
@@ -269,12 +256,9 @@ async def read_rarely(controller: Controller, slurm: CommandLineSlurm) -> None:
 async def live(
     controller: Controller, notifier: Notifier, stop: asyncio.Event, restart: asyncio.Event | None = None
 ) -> None:
-    """A controller's life while its doors are open: it looks at Slurm, ticks, sends messages and acts until
-    `stop` is set. With `restart` set, too, systemd learns that this is no end: a service that said it stops
-    would be helped to.
-
-    The simulator calls it as well, under a clock of its own.
-    """
+    """A controller's life while its doors are open: it looks at Slurm, ticks, sends messages and acts until `stop` is
+    set. With `restart` set, too, systemd learns that this is no end: a service that said it stops would be helped to.
+    The simulator calls it as well, under a clock of its own."""
     tasks = [
         asyncio.create_task(_every(controller.config.slurm.poll_interval, controller.read_slurm, stop)),
         asyncio.create_task(notifier.run()),
@@ -310,10 +294,7 @@ async def open_doors(
     controller: Controller, page_token: str, identity: Identity, is_active: Callable[[], bool] = lambda: True
 ) -> list[Server | web.AppRunner]:
     """The port for agents and Prometheus, the local socket for the commands, and the page. Raises OSError,
-    IdentityError.
-
-    With an OwnUser as `identity` agents come by his socket, and there is no port for them.
-    """
+    IdentityError. With an OwnUser as `identity` agents come by his socket, and there is no port for them."""
     config = controller.config
     own, state = isinstance(identity, OwnUser), controller.state
     controller.personal = own

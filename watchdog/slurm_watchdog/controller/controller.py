@@ -14,11 +14,11 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.capped import Shortage
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.decider import Decider
-from slurm_watchdog.controller.actions.decision_inputs import CHUNKS, DecisionPorts, TickChunks
+from slurm_watchdog.controller.actions.decision_inputs import CHUNK, DecisionPorts
+from slurm_watchdog.controller.actions.job_observer import Tools
 from slurm_watchdog.controller.actions.manager import Actions
 from slurm_watchdog.controller.actions.owned_paths import OwnedPaths
 from slurm_watchdog.controller.actions.silences import Silences
-from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.evidence.collector import Collector
 from slurm_watchdog.controller.evidence.reach import Answers, Reach, nobody_knows
 from slurm_watchdog.controller.evidence.requests import EvidenceRequests
@@ -49,8 +49,7 @@ from slurm_watchdog.trace import records
 
 log = logging.getLogger(__name__)
 
-PAUSE_FACTOR = 5.0
-"""A gap between two ticks longer than this many ticks (and 5 s) means that the controller itself was stalled."""
+PAUSE_FACTOR = 5.0  # So many ticks (and 5 s) between two of them mean that the controller itself was stalled.
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Controller:
         notifier: Notifier,
         metrics: ControllerMetrics,
         recorder: Recorder | None = None,
-        chunks: TickChunks = CHUNKS,
+        chunk: int = CHUNK,
         outside: Outside = NOTHING_OUTSIDE,
     ):
         self.config = config
@@ -140,7 +139,7 @@ class Controller:
             config, journal, self.writer, self.state, self.judge, self.evidence, notifier.diagnosed
         )
         self.news = IncidentNews(
-            journal, self.writer, notifier, metrics, self.judge, self.state, self.collector, chunks, self.ledger,
+            journal, self.writer, notifier, metrics, self.judge, self.state, self.collector, chunk, self.ledger,
             self._record_request,
         )  # fmt: skip
         self.actions = Actions(
@@ -162,7 +161,7 @@ class Controller:
                 tester=outside.tester,
                 why_left_alone=lambda job: self.decider.why_left_alone(job),  # noqa: PLW0108 - there is no decider yet
                 on_failure=lambda decision: self.decider.action_failed(decision),  # noqa: PLW0108 - there is no decider yet
-            ),
+            )
         )
         self.decider = Decider(
             config,
@@ -174,7 +173,7 @@ class Controller:
                 news=self.news,
                 blind=self.blind,
             ),
-            chunks,
+            chunk,
         )
         job_of = lambda job_id: self.state.jobs.get(job_id)  # noqa: E731, PLW0108 - each listing replaces the dictionary
         self.silences = Silences(
@@ -371,8 +370,7 @@ class Controller:
                 view=self.judge.view,
                 limits_s=self.judge.limits_s,
                 incidents=self.judge.incidents,
-                mode=self.config.mode,
-                mode_words=self._mode_words,
+                mode=self._mode_words,
                 tick_age_s=tick_age_s,
                 journal_error=self.journal_error,
                 slurm_error=self.slurm_error,

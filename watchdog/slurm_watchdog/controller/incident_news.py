@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.controller.actions.decision_inputs import TickChunks
+from slurm_watchdog.controller.actions.decision_inputs import TOGETHER_FROM
 from slurm_watchdog.controller.evidence.collector import Collector
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.incidents.judge import IncidentChange, Judge
@@ -37,20 +37,17 @@ class IncidentNews:
     judge: Judge
     state: ClusterState
     collector: Collector
-    chunks: TickChunks
+    chunk: int
     ledger: NodeLedger
-    record_request: Callable[[Asked], None]
-    """Writes an operator's request into the recording, if there is one."""
+    record_request: Callable[[Asked], None]  # Writes an operator's request into the recording, if there is one.
 
     def report(self, changes: Iterable[IncidentChange], now: float) -> Iterator[None]:
         """All that has changed in this tick, in pieces."""
-        left = [change for change in changes if _is_news(change)]
-        left.sort(
-            key=lambda change: not change.is_explained
-        )  # before its cause is announced: the message is handed over
+        # What is explained now comes before its cause is announced: the message is handed over.
+        left = sorted(filter(_is_news, changes), key=lambda change: not change.is_explained)
         while left:
-            self._report_some(left[: self.chunks.size], now)
-            left = left[self.chunks.size :]
+            self._report_some(left[: self.chunk], now)
+            left = left[self.chunk :]
             if left:
                 yield
                 # An action that has ended meanwhile has ended its incident, which is written as such.
@@ -59,7 +56,7 @@ class IncidentNews:
 
     def _report_some(self, changes: Sequence[IncidentChange], now: float) -> None:
         """Where they are many, the disk is waited for once."""
-        if len(changes) <= self.chunks.together_from:
+        if len(changes) <= TOGETHER_FROM:
             for change in changes:
                 self._report_change(change, now)
             return
@@ -99,8 +96,7 @@ class IncidentNews:
         firing_on = before is not None and before.state is incident.state is IncidentState.FIRING
         if before is not None and firing_on and before.inhibited_by != incident.inhibited_by:
             self.writer.add_note(
-                incident,
-                f"explained by incident {incident.inhibited_by}" if incident.inhibited_by else "stands alone",
+                incident, f"explained by incident {incident.inhibited_by}" if incident.inhibited_by else "stands alone"
             )
             self._report_explained(before, incident)
 
@@ -173,15 +169,6 @@ def _differs(before: Incident | None, incident: Incident) -> bool:
 
     def essence(of: Incident) -> tuple[object, ...]:
         who = tuple((c.node, c.rank, c.pid, c.path) for c in of.culprits)
-        return (
-            of.state,
-            who,
-            of.job_ids,
-            of.jobs_now,
-            of.inhibited_by,
-            of.actionable,
-            of.exclude_nodes,
-            of.runs,
-        )
+        return of.state, who, of.job_ids, of.jobs_now, of.inhibited_by, of.actionable, of.exclude_nodes, of.runs
 
     return before is None or essence(before) != essence(incident)

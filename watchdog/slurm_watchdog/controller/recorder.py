@@ -20,9 +20,7 @@ from slurm_watchdog.trace.write import gone_line, listing_lines, own_line, repor
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 4000
-"""Reports and listings between controller and disk: some seconds of a thousand nodes, some tens of MiB."""
-BATCH = 500
+MAX_WAITING = 4000  # Reports and listings that wait for the disk: seconds of a thousand nodes, tens of MiB.
 END_S = 5.0  # What still waits at the end of the service gets this long to be written.
 
 _Item = tuple[float, Report | SlurmView | Own]
@@ -71,9 +69,8 @@ class Recorder:
 
     def _write_until_closed(self) -> None:
         fd = -1
-        while True:
-            items, over = self._pop_items()
-            data = b"".join(line for at, what in items for line in self._lines(at, what))
+        while (item := self._waiting.get()) is not None:
+            data = b"".join(self._lines(*item))
             try:
                 if fd < 0:
                     fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -81,22 +78,9 @@ class Recorder:
                     self._torn = os.fstat(fd).st_size > 0  # the process that wrote it before may have been killed
                 self._write(fd, data)
             except OSError as error:
-                self._drop(len(items), error.strerror or str(error))
-            if over:
-                break
+                self._drop(1, error.strerror or str(error))
         if fd >= 0:
             os.close(fd)
-
-    def _pop_items(self) -> tuple[list[_Item], bool]:
-        """What waits, and whether that was all."""
-        items: list[_Item] = []
-        item = self._waiting.get()
-        while item is not None:
-            items.append(item)
-            if len(items) >= BATCH or self._waiting.empty():
-                return items, False
-            item = self._waiting.get()
-        return items, True
 
     def _write(self, fd: int, data: bytes) -> None:
         """All of it, or OSError. A line that broke off is ended first, so that it costs no other one."""

@@ -7,6 +7,7 @@ more when it is over. What a controller before this one wrote of it is kept (slu
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -48,18 +49,18 @@ class RunRecords:
             before = self._known.get(key)
             if before is not None and before.ended_at is not None and found.ended_at is not None:
                 continue
-            record = _first_seen(found, wall) if before is None else merged(before, found)
+            if before is None:  # of a run that was under way the first look is no first step
+                at = wall if found.ended_at is None else found.watched_from
+                found = replace(found, watched_from=None if at is None or at - found.began_at <= LATE_S else at)
+            record = found if before is None else merged(before, found)
             self._known[key] = record
             is_due = view.now - self._written_at.get(key, float("-inf")) >= WRITE_EVERY_S
             if is_due or record.ended_at is not None or before is None:
                 self._written_at[key] = view.now
-                self._save(record)
+                self._writer.write_or_queue(partial(self._journal.run_records.save, record))
         for key in [key for key, each in self._known.items() if each.seen_at < wall - REMEMBERED_S]:
             self._known.pop(key)
             self._written_at.pop(key, None)
-
-    def _save(self, record: RunRecord) -> None:
-        self._writer.write_or_queue(lambda: self._journal.run_records.save(record))
 
 
 def records_of(view: ClusterView, wall: float) -> Iterator[RunRecord]:
@@ -72,12 +73,6 @@ def records_of(view: ClusterView, wall: float) -> Iterator[RunRecord]:
     for ended in view.ended:
         for run in (*ended.past, *(() if ended.run is None else (ended.run,))):
             yield _over(ended.job, run, view.now, wall)
-
-
-def _first_seen(record: RunRecord, wall: float) -> RunRecord:
-    """What was before is not known of a run that was under way already: the first look at it is no first step."""
-    at = wall if record.ended_at is None else record.watched_from
-    return replace(record, watched_from=None if at is None or at - record.began_at <= LATE_S else at)
 
 
 def _running(job: JobView, now: float, wall: float) -> RunRecord:

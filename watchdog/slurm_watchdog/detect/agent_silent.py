@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.slurm_nodes import asked_nodes, jobs_by_node, may_be_starting, share_silent
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.slurm_states import is_away, is_lost
 
@@ -68,10 +68,8 @@ def _just_fell_silent(view: ClusterView, nodes: list[NodeView], silent: set[str]
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.AGENT_SILENT,
     detect=detect,
     subject=Subject.NODE,
-    severity=Severity.WARNING,
     sentence="An agent does not report",
     explained_by=(IncidentKind.PARTITION_OR_OUTAGE, IncidentKind.NODE_DOWN),
     why_no_action="silence proves nothing about the jobs on the node",

@@ -16,7 +16,7 @@ from slurm_watchdog.diagnose.culprit_words import describe
 from slurm_watchdog.diagnose.logs.root_cause import work_lost
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
+from slurm_watchdog.model.incidents import Finding
 from slurm_watchdog.model.past_runs import EndedJob
 
 BROKE = {
@@ -77,11 +77,9 @@ def _chain_finding(ended: EndedJob, now: float, kills: Kills) -> Finding:
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.CHAIN_BROKEN,
     detect=detect,
     subject=Subject.RUN,
     needs_cluster=True,
-    severity=Severity.WARNING,
     sentence="The chain of jobs has ended",
     alerts=("SlurmWatchdogCrashLoop",),
     hint=Hint(

@@ -7,14 +7,13 @@ Names: no rank or node.
 from __future__ import annotations
 
 from slurm_watchdog.base.averages import median
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, each_job
+from slurm_watchdog.detect.spec import DetectorSpec, each_job
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
+from slurm_watchdog.model.incidents import Finding
 
 FACTOR = 3.0  # Of the usual time between its checkpoints.
 FLOOR_S = 1800.0  # Never sooner than this after the last one: less work than that is lost by many a restart.
-LONGEST = 2.0
-"""Of the longest recent interval: a job that saves irregularly, or slows down while its batch grows, is given more."""
+LONGEST = 2.0  # Of the longest recent interval: for a job that saves irregularly, or slows down while its batch grows.
 
 
 @each_job
@@ -50,10 +49,7 @@ def detect(view: ClusterView, job: JobView) -> Finding | None:
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.CHECKPOINT_OVERDUE,
     detect=detect,
-    subject=Subject.JOB,
-    severity=Severity.WARNING,
     sentence="A checkpoint is overdue",
     alerts=("SlurmWatchdogSlow",),
 )

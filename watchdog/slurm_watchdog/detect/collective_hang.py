@@ -22,29 +22,28 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.hang_proof import early_stacks, nothing_at_work, proof_of_hang, who_never_joins
-from slurm_watchdog.analysis.job_state import has_ended, is_unseen
+from slurm_watchdog.analysis.job_state import has_ended, is_unseen, moves_data
 from slurm_watchdog.analysis.lateness import late_after_s
-from slurm_watchdog.analysis.limit_by_stacks import (
-    acted_on_after_s,
-    limit_by_stacks,
-    limit_of_idle_phase,
-    limit_of_known_evaluation,
-    nobody_answers,
-)
 from slurm_watchdog.analysis.memory_kills import Kills, memory_kills
 from slurm_watchdog.analysis.progress_limit import (
     LoopClock,
+    acted_on_after_s,
     has_grown_since,
     has_just_grown,
+    limit_by_stacks,
+    limit_of_idle_phase,
+    limit_of_known_evaluation,
     loop_clock,
     makes_steps,
+    may_be_right,
+    nobody_answers,
+    stacks_wanted,
     wants_stacks,
     with_a_step,
 )
-from slurm_watchdog.analysis.rank_activity import loop_state
-from slurm_watchdog.analysis.spinning_ranks import GOES_ROUND_EVERY, spinning
-from slurm_watchdog.analysis.stepless_runs import may_be_right, stacks_wanted
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
+from slurm_watchdog.analysis.rank_activity import is_quiet, loop_state
+from slurm_watchdog.base.text import duration
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec
 from slurm_watchdog.diagnose.everybody_waits import LOOK_EVERY_S, all_wait, with_everybody
 from slurm_watchdog.diagnose.hang_cause import with_kill, with_logged_cause
 from slurm_watchdog.diagnose.hang_findings import (
@@ -58,12 +57,15 @@ from slurm_watchdog.diagnose.hang_findings import (
     standing_alone,
 )
 from slurm_watchdog.diagnose.recorded_collectives import with_other_sources
+from slurm_watchdog.diagnose.stacks.spinning import is_named_waiting, keeps_the_lock, where
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.knowledge.limits import PhaseLimits, span
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.actions import Rung
-from slurm_watchdog.model.cluster_view import ClusterView, JobView
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, StackRequest, Truth
+from slurm_watchdog.model.observations import Role
+from slurm_watchdog.model.past_runs import Steady
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,27 +198,99 @@ def _before_the_limit(job: JobView, finding: Finding, clock: LoopClock, settings
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.COLLECTIVE_HANG,
     detect=detect,
     settings=CollectiveHang,
-    subject=Subject.JOB,
     severity=Severity.CRITICAL,
     blames_node=0.9,
     sentence="Ranks wait for each other",
     job_state="hangs",
     explains=(IncidentKind.MEMORY_KILL,),
-    explained_by=(
-        *STORAGE,
-        IncidentKind.LINGERING_JOB,
-        IncidentKind.WEDGED_TEARDOWN,
-        IncidentKind.RANK_STOPPED,
-    ),
+    explained_by=(*STORAGE, IncidentKind.LINGERING_JOB, IncidentKind.WEDGED_TEARDOWN, IncidentKind.RANK_STOPPED),
     has_aftermath=False,
     wants_evidence=True,
     ladder=(Rung.EVIDENCE, Rung.RESTART_STEP, Rung.REQUEUE),
     alerts=("SlurmWatchdogJobHangs",),
 )
 
+
+# -------------------------------------------------------------------------------- loops that turn without end
+
+SHARE = 1 / 6  # Of `busy_limit` (5 min of 30) that a rank may go round without a word.
+FIRST_SHARE = 1 / 2  # The same of a rank that may well have something to do alone.
+GOES_ROUND_EVERY = 1 / 30  # Of `busy_limit` (a minute): time between two dumps while someone is suspected.
+LEAST_DUMPS = 5
+SEEN_FOR = 0.5  # Of its time without a step so much has to lie between the first and the last of these dumps.
+FRESH = 3.0  # The last of them is no older than so many times GOES_ROUND_EVERY.
+
+
+def spinning(job: JobView, voted: Vote, now: float, limit_s: float, busy_limit_s: float) -> tuple[Culprit, ...]:
+    """Those who stand outside and go round in a small Python loop, if all of them do and have for long enough.
+
+    A rank that computes alone for minutes is healthy as a rule: rank 0, or the first of a node, builds an index. So all
+    of this has to be seen of it: dump after dump the same few lines and nothing known to take its time on the stack
+    (diagnose.stacks.spinning), nothing read or written, no byte more memory, one core, workers that do nothing, a GPU
+    that idles, and a log that tells of no phase. Anything unknown clears it. It is acted on no earlier than any other
+    rank that works, for a call of compiled code that keeps the interpreter's lock looks the same.
+
+    `limit_s`: the time without a step that is normal for the job; `busy_limit_s`: as configured.
+    """
+    progress = job.progress
+    if progress is None or progress.phase is not None or not voted.outside or not voted.waiting:
+        return ()
+    saves = (job.saving_age_s is not None and job.saving_age_s < limit_s) or has_just_grown(job) or job.is_writing
+    if voted.missing or voted.undumped or voted.checkpointing or voted.patient or saves:
+        return ()
+    processes = {(rank.node, rank.process.pid): rank for rank in job.living_ranks}
+    steady = {(each.node, each.pid): each for each in job.steady}
+    culprits = []
+    for one in voted.outside:
+        key = (one.node or "", one.pid or 0)
+        rank, seen = processes.get(key), steady.get(key)
+        if rank is None or seen is None:
+            return ()
+        share = FIRST_SHARE if _has_errands(job, rank) and not is_named_waiting(seen) else SHARE
+        patience_s = max(share * busy_limit_s, limit_s)
+        lately = now - seen.last_at <= FRESH * GOES_ROUND_EVERY * busy_limit_s
+        seen_s = seen.last_at - seen.first_at
+        if progress.age_s < patience_s or seen_s < SEEN_FOR * patience_s or not lately:
+            return ()
+        if seen.dumps < LEAST_DUMPS or not keeps_the_lock(seen) or not _does_nothing_else(job, rank, now, seen):
+            return ()
+        reason = (
+            f"goes round in {where(seen)}: seen there {seen.dumps} times within {duration(seen_s)}, in which it read"
+        )
+        reason += " and wrote nothing and held no more memory"
+        culprits.append(Culprit(node=one.node, rank=one.rank, pid=one.pid, reason=reason))
+    return tuple(culprits)
+
+
+def _has_errands(job: JobView, rank: ProcessView) -> bool:
+    """Whether this is rank 0, or the first of several on its node: who prepares, writes or computes something
+    for the others."""
+    number = rank.process.rank or 0
+    others = [each.process.rank or 0 for each in job.ranks if each.node == rank.node and each is not rank]
+    return number == 0 or (bool(others) and number < min(others))
+
+
+def _does_nothing_else(job: JobView, rank: ProcessView, now: float, seen: Steady) -> bool:
+    """Whether its process is known to move no data, its workers to rest, and its GPU, where the job has any,
+    to idle."""
+    if rank.cpu_ratio is None or moves_data(rank):
+        return False
+    workers = [
+        each
+        for each in job.processes
+        if each.process.role is Role.WORKER and each.process.rank == rank.process.rank and each.alive
+    ]
+    if any(not is_quiet(each) for each in workers):
+        return False
+    own = [each.view for each in job.gpus if each.rank == rank.process.rank]
+    if job.gpus and not own:
+        return False
+    return all(view.idle_since is not None and view.idle_since <= seen.first_at for view in own)
+
+
+# -------------------------------------------------------------------------------- starts
 
 MAX_NAMED = 8
 MAX_WORLD = 1 << 20  # What a process says about the number of ranks is a user's word.
@@ -263,7 +337,9 @@ def _few(values: Sequence[object]) -> str:
     return shown if len(values) <= 6 else f"{shown}, …"
 
 
-STILL_SHARE = 0.5  # Of the patience with a start: dumps begin after half of it (analysis.stepless_runs.STEPLESS_AFTER).
+STILL_SHARE = (
+    0.5  # Of the patience with a start: dumps begin after half of it (analysis.progress_limit.STEPLESS_AFTER).
+)
 
 
 def not_joining(job: JobView, finding: Finding, patience_s: float) -> Finding | None:

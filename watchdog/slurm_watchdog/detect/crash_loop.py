@@ -30,9 +30,7 @@ from slurm_watchdog.model.slurm_states import WAITING
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 RUNS = 3  # So many runs one after the other have to die: two may be chance, …
 WITHIN_S = 1800.0  # … each of them within this time.
-QUICK_S = 30.0
-"""A log is found with the listing that shows the job and the report after it: 15 s by default, twice that if
-one is missed."""
+QUICK_S = 30.0  # A log is found with a listing that shows the job and the report after it: within 15 s, or twice that.
 
 
 def detect(view: ClusterView) -> list[Finding]:
@@ -166,7 +164,6 @@ def _line(run: PastRun, cause: Cause | None) -> str:
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.CRASH_LOOP,
     detect=detect,
     subject=Subject.RUN,
     severity=Severity.CRITICAL,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from slurm_watchdog.analysis.held_processes import not_ended
 from slurm_watchdog.analysis.job_state import (
     dead_for_s,
     had_steps_to_make,
@@ -21,18 +20,17 @@ from slurm_watchdog.analysis.job_state import (
     is_unseen,
     last_words,
     made_last_step,
+    not_ended,
 )
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, each_job
+from slurm_watchdog.detect.spec import BROKEN, DetectorSpec, each_job
 from slurm_watchdog.diagnose.logs.own_words import facts_of_ends
 from slurm_watchdog.diagnose.logs.root_cause import failed_first, how_they_ended, last_error_before_end
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, RankGpu
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
+from slurm_watchdog.model.incidents import Finding, IncidentKind
 
 MAX_DEAD_SHARE = 0.25  # At most this share of the ranks, and never half of them: more at once is an ending, or a node.
 RESTING = 0.8  # Share of the survivors' GPUs.
-UNSURE_S = 60.0
-"""So long the others may take to leave where the training may be over: Slurm itself gives them as much (`srun
---wait=60`, as we advise)."""
+UNSURE_S = 60.0  # So long others may take to leave where the training may be over, as with `srun --wait=60`.
 
 GONE_FOR_S = 3.0  # Since the first report without it: the ends of a job that ends by itself are seen over some seconds.
 
@@ -110,21 +108,11 @@ def _seats_of_survivors(job: JobView) -> tuple[int, list[RankGpu]]:
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.DEAD_RANK,
     detect=detect,
-    subject=Subject.JOB,
-    severity=Severity.WARNING,
     blames_node=0.9,
     sentence="A rank has ended",
     job_state="has lost a rank",
-    explained_by=(
-        *STORAGE,
-        IncidentKind.LINGERING_JOB,
-        IncidentKind.LOG_ERROR,
-        IncidentKind.DISK_FULL,
-        IncidentKind.GPU_FAULT,
-        IncidentKind.NODE_DOWN,
-    ),
+    explained_by=(*BROKEN, IncidentKind.LINGERING_JOB, IncidentKind.LOG_ERROR),
     not_delayed_by=(IncidentKind.LINGERING_JOB,),
     wants_evidence=True,
     alerts=("SlurmWatchdogJobHangs", "SlurmWatchdogRankLost"),

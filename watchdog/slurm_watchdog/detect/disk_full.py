@@ -20,7 +20,7 @@ from slurm_watchdog.diagnose.logs.root_cause import running
 from slurm_watchdog.knowledge.limits import span
 from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
+from slurm_watchdog.model.incidents import Culprit, Finding, Severity
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import FaultSeverity, MountProbe
 from slurm_watchdog.model.past_runs import PastRun
@@ -28,11 +28,8 @@ from slurm_watchdog.model.past_runs import PastRun
 FULL = re.compile(r"ENOSPC|EDQUOT|No space left on device|[Dd]isk quota exceeded|[Qq]uota exceeded")
 """How the probe's answer says it: errno's name or its text (errno(3))."""
 LOUD = frozenset({FaultSeverity.ERROR, FaultSeverity.CRITICAL})
-SAME_LOOK_S = 0.1
-"""A step and the error after it are often read in one look, and then have one time: which came first is not known."""
-NEXT_STEP_S = 1.0
-"""Until an interval of reports has passed, and so much more, and for two steps, a job that trains on all the same shows
-it."""
+SAME_LOOK_S = 0.1  # A step and the error after it are often read in one look: which came first is not known.
+NEXT_STEP_S = 1.0  # After two steps, an interval of reports and so much more a job that trains on shows it.
 NETWORK = re.compile("nfs|lustre|gpfs|beegfs|ceph|weka|fuse|cifs|smb|glusterfs|afs|panfs|9p|gfs2|ocfs2")
 """Beginnings of the types of filesystems that are the same one on every node (filesystems(5) and the vendors'
 names)."""
@@ -48,15 +45,11 @@ class _FullDisk:
     evidence: list[str] = field(default_factory=list)
     culprits: list[Culprit] = field(default_factory=list)
     jobs: list[str] = field(default_factory=list)
-    stands: bool = False
-    """A job that noticed has made no step since."""
-    holds: bool = False
-    """Or none that is known: it is not restarted."""
+    stands: bool = False  # A job that noticed has made no step since.
+    holds: bool = False  # Or none that is known: it is not restarted.
     since: float = 0.0
-    writable: bool = False
-    """A newer probe could write there."""
-    full: bool = False
-    """By a probe: what a log has said stays true for as long."""
+    writable: bool = False  # A newer probe could write there.
+    full: bool = False  # By a probe: what a log has said stays true for as long.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +122,8 @@ def _from_kernel(view: ClusterView, node: NodeView, places: dict[str, _FullDisk]
         age_s = view.now - seen.at
         if event.name != "no_space" or event.severity not in LOUD:
             continue
-        probe = next((m.probe for m in node.mounts if _is_device(m.probe, event.device)), None)
+        devices = {(m.probe.device or "").rpartition("/")[2]: m.probe for m in reversed(node.mounts)}
+        probe = devices.get(event.device) if event.device else None
         name = event.device or "a filesystem"
         if probe is not None:
             place = _place(places, node.name, probe)
@@ -143,10 +137,6 @@ def _from_kernel(view: ClusterView, node: NodeView, places: dict[str, _FullDisk]
         place.since = max(place.since, age_s)
 
 
-def _is_device(probe: MountProbe, device: str | None) -> bool:
-    return bool(device) and probe.device is not None and probe.device.rsplit("/", 1)[-1] == device
-
-
 def _from_log(view: ClusterView, job: JobView, run: PastRun, places: dict[str, _FullDisk], recent_s: float) -> None:
     """What a job's log says. That a checkpoint was completed since, or that a probe could write, takes it back."""
     job_id = job.job.job_id
@@ -157,14 +147,17 @@ def _from_log(view: ClusterView, job: JobView, run: PastRun, places: dict[str, _
         if error.pattern not in log_table().storage_full:
             continue
         age_s = view.now - error.at
-        path = _path(error.line)
+        match = _FILE.search(error.line)
+        path = None if match is None else match["path"] or match["bare"]
         found = _mount_of(view, job, evidence.node, path)
         if found is None:
             place = places.setdefault(f"full:job/{job_id}", _FullDisk(name=f"what job {job_id} writes to", where=""))
         else:
             place = _place(places, *found)
         is_old = age_s > recent_s and not place.full
-        if is_old or saved_age_s < age_s or (found is not None and _newer_write(view, found, error.at)):
+        mounts = [] if found is None else [s for node in view.nodes if node.name == found[0] for s in node.mounts]
+        written = any(s.probe.wrote and s.at > error.at for s in mounts if found and s.probe.mount == found[1].mount)
+        if is_old or saved_age_s < age_s or written:
             continue
         if job_id not in place.jobs:
             place.jobs.append(job_id)
@@ -181,20 +174,6 @@ def _from_log(view: ClusterView, job: JobView, run: PastRun, places: dict[str, _
         holds = ahead_s > -SAME_LOOK_S
         place.holds = place.holds or holds
         place.stands = place.stands or ahead_s > 0 or (holds and age_s > job.read_later_s + NEXT_STEP_S + 2 * step_s)
-
-
-def _newer_write(view: ClusterView, found: tuple[str, MountProbe], at: float) -> bool:
-    return any(
-        seen.probe.mount == found[1].mount and seen.probe.wrote and seen.at > at
-        for node in view.nodes
-        if node.name == found[0]
-        for seen in node.mounts
-    )
-
-
-def _path(line: str) -> str | None:
-    match = _FILE.search(line)
-    return None if match is None else match["path"] or match["bare"]
 
 
 def _mount_of(view: ClusterView, job: JobView, its_node: str | None, path: str | None) -> tuple[str, MountProbe] | None:
@@ -255,7 +234,6 @@ def _finding(view: ClusterView, key: str, place: _FullDisk) -> Finding:
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.DISK_FULL,
     detect=detect,
     settings=DiskFull,
     subject=Subject.FILESYSTEM,

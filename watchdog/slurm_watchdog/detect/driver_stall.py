@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.job_state import has_ended
 from slurm_watchdog.analysis.lateness import is_overdue, is_unheard_of, late_after_s
 from slurm_watchdog.analysis.progress_limit import saves_now
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, each_job
+from slurm_watchdog.detect.spec import DetectorSpec, each_job
 from slurm_watchdog.diagnose.culprit_words import and_more, describe
 from slurm_watchdog.knowledge.drivers import Driver, driver_of
 from slurm_watchdog.knowledge.remediation_hints import Hint
@@ -27,8 +27,7 @@ from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 from slurm_watchdog.model.observations import Blocked, Role
 
-STEP_SLACK_S = 10.0
-"""As in `filesystem_stall`: a step may be read so much later than it was made, and a call be seen so late."""
+STEP_SLACK_S = 10.0  # As in `filesystem_stall`: a step may be read so late, and a call be seen so late.
 MOST_NODES = 2  # More at once is a fabric or a release of the driver: no restart elsewhere mends it.
 NAMED = 16
 HUNG_TASK = "hung_task"
@@ -127,9 +126,7 @@ def _kernels_words(view: ClusterView, long: Iterable[tuple[ProcessView, Blocked,
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.DRIVER_STALL,
     detect=detect,
-    subject=Subject.JOB,
     severity=Severity.CRITICAL,
     blames_node=0.9,
     sentence="A process hangs in a driver",
@@ -137,8 +134,8 @@ SPEC = DetectorSpec(
     explained_by=(IncidentKind.NODE_DOWN,),
     explains=(
         IncidentKind.COLLECTIVE_HANG,
-        IncidentKind.STALLED_PROGRESS,
         IncidentKind.WEDGED_TEARDOWN,
+        IncidentKind.STALLED_PROGRESS,
         IncidentKind.GPU_IDLE_RANK,
     ),
     has_aftermath=False,

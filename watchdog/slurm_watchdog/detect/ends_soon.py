@@ -13,11 +13,11 @@ import math
 from dataclasses import dataclass
 
 from slurm_watchdog.base.text import duration
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, each_job
+from slurm_watchdog.detect.spec import DetectorSpec, each_job
 from slurm_watchdog.knowledge.limits import span_or_never
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
+from slurm_watchdog.model.incidents import Culprit, Finding
 
 SPARE = 1.2  # Work is counted as done in time only if it may take so much longer than at the present pace.
 
@@ -78,11 +78,8 @@ def _needs_s(job: JobView) -> float | None:
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.ENDS_SOON,
     detect=detect,
     settings=EndsSoon,
-    subject=Subject.JOB,
-    severity=Severity.WARNING,
     sentence="Maintenance or a time limit ends the job soon",
     steps_continue=True,
     site_may_act=True,

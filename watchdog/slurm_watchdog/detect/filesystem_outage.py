@@ -22,7 +22,6 @@ def detect(view: ClusterView, settings: FilesystemStall) -> list[Finding]:
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.FILESYSTEM_OUTAGE,
     detect=detect,
     also=(FilesystemStall,),
     subject=Subject.FILESYSTEM,

@@ -1,13 +1,12 @@
-"""`filesystem_stall`: a process of a job waits in one system call on one file, while other nodes reach the
-filesystem.
+"""`filesystem_stall`: a process of a job waits in one system call on one file, while other nodes reach the filesystem.
 
 Fires: a thread of a job has been in the same system call on the same file for 60 s and consumed nothing; from half of
 that time on, the node and a few others are asked to write and read back there. After 20 s where the job has a
 supervisor, its step is late, nothing is saved, and the node itself fails to answer while two others do. A rank that
 writes while its job saves has 5 min, `fsync` and `close` 30 min, while the node itself reaches the filesystem.
 Names: the rank, its pid, the path, and the node if other nodes answer and this one does not.
-Acts: requeues the job without that node, unless the job makes steps all the same. Where the node answers
-and only this file does not, or where no other node could be asked (15 s past the limit), it alerts only.
+Acts: requeues the job without that node, unless the job makes steps all the same. Where the node answers and only this
+file does not, or where no other node could be asked (15 s past the limit), it alerts only.
 """
 
 from __future__ import annotations
@@ -46,16 +45,12 @@ SCOPES: dict[str, tuple[Scope, ...]] = {
 }
 """Which of the two kinds a scope belongs to: each case is exactly one of them."""
 
-PROBES_FROM_SHARE = 0.5
-"""From this share of the limit on, other nodes are asked: the answer is there when the limit is reached."""
+PROBES_FROM_SHARE = 0.5  # From this share of the limit on, other nodes are asked: they have answered by the limit.
 
-PROBE_PATIENCE_S = 15.0
-"""How long past the limit the answers of other nodes are waited for: a probe's default deadline of 10 s and a
-report interval of 5 s."""
+PROBE_PATIENCE_S = 15.0  # Beyond the limit, for other nodes' answers: a probe's deadline of 10 s and a report.
 
 
-EAGER_FROM_S = 5.0
-"""From here on the nodes are asked about a job with a supervisor: they have answered by SUPERVISED_BLOCKED_S."""
+EAGER_FROM_S = 5.0  # From here on nodes are asked about a job with a supervisor: in time for SUPERVISED_BLOCKED_S.
 STACKS_FROM_SHARE, STACKS_APART_S = 0.5, 3.0
 """From this share of SUPERVISED_BLOCKED_S on, while only the time is missing, stacks are dumped: the evidence is
 there when the job is to be started again, and each dump brings a report, so that its end is not seen late."""
@@ -68,9 +63,7 @@ SAVE_PATIENCE_S = 300.0  # A shard of some 100 GB, written in one call at 0.4 GB
 WRITE_CALLS = frozenset({"write", "pwrite64", "writev", "pwritev", "pwritev2", "io_uring_enter"})
 
 
-SUPERVISED_BLOCKED_S = 20.0
-"""As `blocked_for`, for a job under `slurm-watchdog run`, whose step is late, where this node fails to answer and
-two others answer."""
+SUPERVISED_BLOCKED_S = 20.0  # In place of `blocked_for` for a late step under `run`; this node fails, two answer.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,8 +189,7 @@ def _jobs_concerned(view: ClusterView, filesystem: FilesystemView) -> tuple[str,
     return tuple(sorted(still or blocked_s, key=lambda job_id: (-blocked_s[job_id], job_id)))
 
 
-STEP_SLACK_S = 10.0
-"""A step may be read this much later than it was made, and a call be seen this much later than it began."""
+STEP_SLACK_S = 10.0  # A step may be read this much later than it was made, and a call be seen this much late.
 
 
 def _makes_steps(view: ClusterView, filesystem: FilesystemView, job_id: str) -> bool:
@@ -260,7 +252,6 @@ def _consequences(view: ClusterView, filesystem: FilesystemView, job_ids: tuple[
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.FILESYSTEM_STALL,
     detect=detect,
     settings=FilesystemStall,
     subject=Subject.FILESYSTEM,

@@ -13,10 +13,11 @@ Acts: the job is asked to save first; each card's own past, or its own report, h
 from __future__ import annotations
 
 from slurm_watchdog.base.averages import median
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, each_job
+from slurm_watchdog.detect.gpu_idle_rank import gpu_values
+from slurm_watchdog.detect.spec import DetectorSpec, each_job
 from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
+from slurm_watchdog.model.incidents import Finding, IncidentKind
 
 MAX_ODD_SHARE = 0.25  # More of a group than this share are no odd ones.
 CHOSEN = frozenset({"gpu_idle", "applications_clocks_setting", "sync_boost", "display_clock_setting"})
@@ -24,16 +25,17 @@ CHOSEN = frozenset({"gpu_idle", "applications_clocks_setting", "sync_boost", "di
 
 
 PEERS_SHARE = 0.1  # Slower than the median of the job's busy GPUs by more than this.
-OWN_SHARE = 0.07
-"""It also has to be slower than its own past by more than this, unless the card says what holds it back."""
+OWN_SHARE = 0.07  # And slower than its own past by more than this, unless the card says what holds it back.
 
 PEERS = 3  # Busy GPUs of the same model to compare with, at least: a median of fewer is one of them.
 
 
 @each_job
-def detect(view: ClusterView, job: JobView) -> Finding:
-    """One finding for each running job."""
+def detect(view: ClusterView, job: JobView) -> Finding | None:
+    """One finding for each job with GPUs."""
     job_id = job.job.job_id
+    if not job.gpus:
+        return None
     finding = SPEC.about_job(job_id)
     groups: dict[str, list[tuple[RankGpu, float]]] = {}
     for each in job.gpus:
@@ -97,26 +99,17 @@ def _why(each: RankGpu) -> str:
 
 
 def _facts(each: RankGpu) -> str:
-    gpu = each.view.gpu
-    parts = [f"GPU {gpu.index} of {each.view.node}"]
-    if gpu.temperature_c is not None:
-        parts.append(f"{gpu.temperature_c:.0f} C")
-    if gpu.power_w is not None:
-        parts.append(f"{gpu.power_w:.0f} W")
-    parts += [
-        f"{share:.0%} of five minutes held back by {why}" for why, share in each.view.throttled if why not in CHOSEN
+    shares = [
+        f", {share:.0%} of five minutes held back by {why}" for why, share in each.view.throttled if why not in CHOSEN
     ]
-    if each.view.usual_sm_clock_hz is not None:
-        parts.append(f"usually {each.view.usual_sm_clock_hz / 1e6:.0f} MHz under load")
-    return ", ".join(parts)
+    usual_hz = each.view.usual_sm_clock_hz
+    usual = "" if usual_hz is None else f", usually {usual_hz / 1e6:.0f} MHz under load"
+    return f"{gpu_values(each)}{''.join(shares)}{usual}"
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.GPU_CLOCK_LOW,
     detect=detect,
     hold_s=60.0,
-    subject=Subject.JOB,
-    severity=Severity.WARNING,
     blames_node=0.5,
     sentence="A GPU runs at a low clock",
     site_may_act=True,

@@ -21,18 +21,16 @@ from slurm_watchdog.knowledge.kernel_causes import ENDS, things_of
 from slurm_watchdog.knowledge.limits import span
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
+from slurm_watchdog.model.incidents import Culprit, Finding, Severity
 from slurm_watchdog.model.node_view import GpuView, NodeView, SeenEvent
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
 
 GONE = ("GPU_IS_LOST", "does not list this GPU any more", "RESET_REQUIRED", "GPU_NOT_FOUND")
 """Words of a GPU's row that mean the GPU itself is not there: NVML's names, and the agent's own for one that
 vanished."""
-GPU_EVENTS = ("xid", "gpu", "nvlink", "nvswitch", "sxid", "amdgpu")
-"""Beginnings of the names of kernel lines that are about a GPU."""
+GPU_EVENTS = ("xid", "gpu", "nvlink", "nvswitch", "sxid", "amdgpu")  # Beginnings of names of kernel lines about a GPU.
 LOUD = frozenset({FaultSeverity.ERROR, FaultSeverity.CRITICAL})
-UNNAMED = "unnamed"
-"""Place of a GPU that a line of its driver does not name: an assertion prints a status, and no address."""
+UNNAMED = "unnamed"  # Place of a GPU that a line of its driver does not name: an assertion prints no address.
 DRIVER_SILENT_S = 60.0  # Without an answer of the GPU driver on a node.
 SAME_S = 120.0  # A driver's assertions come so close to its own line (Xid 79) about the same GPU.
 
@@ -41,9 +39,8 @@ SAME_S = 120.0  # A driver's assertions come so close to its own line (Xid 79) a
 class GpuFault:
     """The kernel, the driver or the GPU itself says that something is broken, and it is not the program.
 
-    Nothing is done about it, unless `except` has a ladder. A restart for what
-    follows from it (a dead rank, a hang) avoids the node where the evidence proves that hardware is
-    broken."""
+    Nothing is done about it, unless `except` has a ladder. A restart for what follows from it (a dead rank, a hang)
+    avoids the node where the evidence proves that hardware is broken."""
 
     recent: float = span(600.0, "A line of the kernel or the driver counts for so long.")
 
@@ -209,25 +206,21 @@ def _bad(
 
 def _states(view: ClusterView, gpu: GpuView, recent_s: float) -> list[tuple[Severity, str]]:
     """(severity, half a sentence) for everything the GPU's own values complain of."""
-    row = gpu.gpu
-    found: list[tuple[Severity, str]] = []
-    if row.error and any(word in row.error for word in GONE):
-        found.append((Severity.CRITICAL, f"it is lost, the driver reports: {row.error}"))
-    rose_at = gpu.ecc_uncorrected_rose_at
-    if rose_at is not None and view.now - rose_at <= recent_s:
-        count = f"{row.ecc_uncorrected} in all" if row.ecc_uncorrected is not None else "how many is not known"
-        words = f"its memory had an error that could not be corrected ({count}): the hardware"
-        found.append((Severity.CRITICAL, words))
-    if row.remap_failed:
-        found.append((Severity.CRITICAL, "a bad row of its memory has no spare left: exchange the GPU"))
-    elif row.remap_pending:
-        found.append((Severity.WARNING, "a bad row of its memory waits for a reset of the GPU to be replaced"))
-    if row.retired_pages_pending:
-        found.append((Severity.WARNING, "a bad page of its memory waits for a reset of the GPU to be retired"))
-    width, full = row.pcie_link_width, row.pcie_link_width_max
-    if width is not None and full is not None and 0 < width < full and gpu.busy_since is not None:
-        found.append((Severity.WARNING, f"its PCIe link runs with {width} of {full} lanes under load"))
-    return found
+    row, rose_at, width = gpu.gpu, gpu.ecc_uncorrected_rose_at, gpu.gpu.pcie_link_width
+    count = f"{row.ecc_uncorrected} in all" if row.ecc_uncorrected is not None else "how many is not known"
+    uncorrected = f"its memory had an error that could not be corrected ({count}): the hardware"
+    lost = row.error and any(word in row.error for word in GONE)
+    narrow = width is not None and 0 < width < (row.pcie_link_width_max or 0) and gpu.busy_since is not None
+    waits, failed = "waits for a reset of the GPU to be", "a bad row of its memory has no spare left: exchange the GPU"
+    rows: tuple[tuple[object, Severity, str], ...] = (
+        (lost, Severity.CRITICAL, f"it is lost, the driver reports: {row.error}"),
+        (rose_at is not None and view.now - rose_at <= recent_s, Severity.CRITICAL, uncorrected),
+        (row.remap_failed, Severity.CRITICAL, failed),
+        (row.remap_pending and not row.remap_failed, Severity.WARNING, f"a bad row of its memory {waits} replaced"),
+        (row.retired_pages_pending, Severity.WARNING, f"a bad page of its memory {waits} retired"),
+        (narrow, Severity.WARNING, f"its PCIe link runs with {width} of {row.pcie_link_width_max} lanes under load"),
+    )
+    return [(severity, words) for wrong, severity, words in rows if wrong]
 
 
 def _line(view: ClusterView, seen: SeenEvent) -> tuple[Severity, str]:
@@ -333,7 +326,6 @@ def _jobs_of(ranks: Ranks) -> tuple[str, ...]:
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.GPU_FAULT,
     detect=detect,
     settings=GpuFault,
     subject=Subject.GPU,

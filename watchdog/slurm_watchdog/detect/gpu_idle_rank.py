@@ -3,30 +3,26 @@
 A checkpoint that rank 0 writes while the others wait in a barrier looks the same: nothing is reported while the log,
 the disk or the stacks show one, an evaluation or a transfer, nor while the process itself computes or moves data.
 
-Fires: the GPU of a rank is idle while most others are busy: for 60 s if the job makes no step, for 15 min
-if it does.
+Fires: the GPU of a rank is idle while most others are busy: for 60 s if the job makes no step, for 15 min if it does.
 Names: rank, node, GPU.
 Acts: only where the job makes no step for 15 min, too.
 """
 
 from __future__ import annotations
 
-from slurm_watchdog.analysis.held_processes import is_on_storage
-from slurm_watchdog.analysis.job_state import is_unseen
+from slurm_watchdog.analysis.job_state import is_on_storage, is_unseen
 from slurm_watchdog.analysis.progress_limit import progress_limit, with_a_step
 from slurm_watchdog.analysis.rank_activity import MAX_ODD_SHARE, RankState, activities
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, each_job
+from slurm_watchdog.detect.spec import HANGS, STORAGE, DetectorSpec, each_job
 from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.diagnose.stacks.vote import vote
 from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
+from slurm_watchdog.model.incidents import Finding, IncidentKind
 
-LEAST_STEPS = 3
-"""Steps that a job has to have made without a GPU, for that GPU to be idle while the job makes steps: it may
-have idled in a checkpoint."""
+LEAST_STEPS = 3  # Made without a GPU before it counts as idle while the job makes steps: a checkpoint idles, too.
 BUSY_RATIO = 0.5  # A GPU below this may be one that idles, where it is not known since when it is as it is.
 TRANSFERS = (Place.CHECKPOINT, Place.NETWORK)
 
@@ -71,9 +67,13 @@ def detect(view: ClusterView, job: JobView, hang: PhaseLimits) -> Finding | None
         idle = [each for each in idle if sum(at > (each.view.idle_since or now) for at in steps) >= LEAST_STEPS]
         others_are_used = _shows_use(job)
         idle = [each for each in idle if not (others_are_used and _was_never_used(each))]
-    if idle and _transfers(job) and progress.age_s < with_a_step(job, hang.checkpoint_floor):
-        return finding
-    waiting = _waiting(job, now, idle_for_s) if idle else frozenset()
+    if idle and progress.age_s < with_a_step(job, hang.checkpoint_floor):
+        voted = vote(job.snapshots, job.ranks)  # who saves, loads, or talks to a server may use no time
+        if voted.checkpointing or any(group.place in TRANSFERS for group in voted.groups):
+            return finding
+    # Where a filesystem is the reason, that is reported under its own name.
+    seen = activities(job, job.living_ranks, now, idle_for_s) if idle else ()
+    waiting = {a.rank.process.rank for a in seen if a.doing is RankState.IDLE and not is_on_storage(a.rank)}
     quiet = [each for each in idle if each.rank in waiting]
     if not quiet:
         return finding.ok(f"no GPU of job {job_id} is idle among busy ones") if _all_are_used(job) else finding
@@ -85,7 +85,7 @@ def detect(view: ClusterView, job: JobView, hang: PhaseLimits) -> Finding | None
         f"The GPU of rank {first.rank} of job {job_id} on {first.node} ({first.gpu_uuid}){more} {reason}, while those "
         f"of its peers are busy; the job {does}.",
         culprits=culprits,
-        facts=tuple(_fact(each) for each in quiet[:8]),
+        facts=tuple(gpu_values(each) for each in quiet[:8]),
         duration_s=now - min(each.view.idle_since or now for each in quiet),
         actionable=stands and progress.age_s >= IDLE_WHILE_STEPS_S,
     )
@@ -115,21 +115,8 @@ def _was_never_used(each: RankGpu) -> bool:
     return each.view.usual_sm_clock_hz is None and each.view.recent_sm_clock_hz is None
 
 
-def _transfers(job: JobView) -> bool:
-    """Whether the newest stacks show a rank that saves, loads, or talks to a server, which may take no time
-    of its process."""
-    voted = vote(job.snapshots, job.ranks)
-    return voted.checkpointing or any(group.place in TRANSFERS for group in voted.groups)
-
-
-def _waiting(job: JobView, now: float, idle_for_s: float) -> frozenset[int | None]:
-    """The ranks of which neither the GPUs, nor the process, nor its workers do anything. Where a filesystem
-    is the reason, that is reported under its own name."""
-    seen = activities(job, job.living_ranks, now, idle_for_s)
-    return frozenset(a.rank.process.rank for a in seen if a.doing is RankState.IDLE and not is_on_storage(a.rank))
-
-
-def _fact(each: RankGpu) -> str:
+def gpu_values(each: RankGpu) -> str:
+    """What a GPU says of itself: a fact beside a verdict."""
     gpu = each.view.gpu
     values = (
         ("{:.0%} busy", gpu.utilization_ratio),
@@ -142,11 +129,8 @@ def _fact(each: RankGpu) -> str:
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.GPU_IDLE_RANK,
     detect=detect,
     also=(CollectiveHang,),
-    subject=Subject.JOB,
-    severity=Severity.WARNING,
     blames_node=0.25,
     sentence="A GPU of the job is idle",
     job_state="a rank is idle",
@@ -154,10 +138,8 @@ SPEC = DetectorSpec(
     steps_continue=True,
     explained_by=(
         *STORAGE,
-        IncidentKind.LINGERING_JOB,
-        IncidentKind.COLLECTIVE_HANG,
+        *HANGS,
         IncidentKind.STALLED_PROGRESS,
-        IncidentKind.WEDGED_TEARDOWN,
         IncidentKind.RANK_STOPPED,
         IncidentKind.DEAD_RANK,
         IncidentKind.GPU_FAULT,

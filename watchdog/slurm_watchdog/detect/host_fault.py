@@ -29,8 +29,7 @@ from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
 
 RECENT_S = 3600.0  # A line counts for so long: as long as the controller keeps it.
 SAME_S = 60.0  # A PCIe error and the GPU's own line about it come within this time.
-RECOVERS_S = 10.0
-"""A device on the bus is given so long to be recovered, or to be known as a GPU by its driver's own line."""
+RECOVERS_S = 10.0  # A device on the bus is given so long to be recovered, or to be named as a GPU by its driver.
 SURVIVED_MINUTES, CORRECTED_MINUTES = 3, 10
 """Errors that a driver usually survives, or that were corrected, are reported when they came in so many minutes of the
 hour: a burst of thousands within a minute is one event."""
@@ -46,11 +45,9 @@ class _Fault:
     node: NodeView
     place: str
     part: str
-    seen: tuple[SeenEvent, ...]
-    """Those that it is reported for, oldest first."""
+    seen: tuple[SeenEvent, ...]  # Those that it is reported for, oldest first.
     what: str
-    detail: str
-    """The DIMM or device, and how often; empty: not known."""
+    detail: str  # The DIMM or device, and how often; empty: not known.
     fatal: bool
 
 
@@ -114,7 +111,9 @@ def _fault(node: NodeView, place: str, seen: Sequence[SeenEvent]) -> _Fault | No
         words = PARTS[first.event.part]
         what = {"broken": words.broken, "failed": words.failed}.get(weight, words.often)
         rate = f"{plural(sum(1 + each.event.repeats for each in found), 'line')} in {spread} min of the last hour"
-        detail = ", ".join(each for each in (_detail(first, seen), rate if minutes > 1 else "") if each)
+        labels = (match[1] for each in seen if (match := _LABEL.search(each.event.line)))
+        part = next(labels, "") or first.event.device or first.event.pci_bus_id  # the DIMM if any line names one
+        detail = ", ".join(each for each in (part, rate if minutes > 1 else "") if each)
         if what:
             return _Fault(node, place, first.event.part, tuple(found), what, detail, fatal=weight == "broken")
     return None
@@ -127,12 +126,6 @@ def _weight(event: NodeEvent) -> str:
     if event.severity in LOUD:
         return "survived" if event.name in SURVIVED else "failed"
     return "often" if event.severity is FaultSeverity.WARNING else ""
-
-
-def _detail(first: SeenEvent, seen: Sequence[SeenEvent]) -> str:
-    """The DIMM if any line names one, else the device or its address."""
-    labels = (match[1] for each in seen if (match := _LABEL.search(each.event.line)))
-    return next(labels, "") or first.event.device or first.event.pci_bus_id or ""
 
 
 def _crowds(faults: Sequence[_Fault]) -> Counter[tuple[str, int]]:
@@ -178,7 +171,6 @@ def _had_node(view: ClusterView, job: JobView, at: float) -> bool:
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.HOST_FAULT,
     detect=detect,
     subject=Subject.NODE,
     severity=Severity.CRITICAL,

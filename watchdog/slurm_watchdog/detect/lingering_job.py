@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.held_processes import not_ended
 from slurm_watchdog.analysis.job_state import (
     dead_for_s,
     had_steps_to_make,
@@ -25,6 +24,7 @@ from slurm_watchdog.analysis.job_state import (
     is_unseen,
     last_words,
     made_last_step,
+    not_ended,
 )
 from slurm_watchdog.analysis.lateness import is_late
 from slurm_watchdog.analysis.memory_kills import Kills, how_killed, memory_kills
@@ -33,7 +33,7 @@ from slurm_watchdog.analysis.rank_activity import LoopState, is_quiet, loop_stat
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.dead_rank import last_sentences
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec
 from slurm_watchdog.diagnose.culprit_words import describe, describe_all
 from slurm_watchdog.diagnose.logs.own_words import facts_of_ends
 from slurm_watchdog.diagnose.logs.root_cause import failed_first, how_they_ended
@@ -46,11 +46,9 @@ from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Sever
 from slurm_watchdog.model.observations import Role
 
 STACKS_FROM_SHARE = 0.3  # From this share of the grace on, the survivors' stacks are collected.
-SPACING, LEAST_APART_S = 0.25, 2.5
-"""Time between two dumps of the survivors as a share of the grace, and at least: two dumps before it ends."""
+SPACING, LEAST_APART_S = 0.25, 2.5  # Time between two dumps: a share of the grace, and at least: two before it ends.
 EARLY_DUMPS = 2  # Before `grace` the newest two count: in the one before them the survivors may still hear of the end.
-PATIENCE = 10.0
-"""So many times the grace is waited before an alert where the survivors are not seen to wait for the dead."""
+PATIENCE = 10.0  # So many times the grace before an alert where the survivors are not seen to wait for the dead.
 NO_LAUNCHERS = frozenset({"bash", "sh", "dash", "srun", "slurm_script"})
 """Names (comm) of processes beside the ranks that start no rank again; any other may be a launcher."""
 BY_SIGNAL = ("was killed", "died of")  # Beginnings of what `how_they_ended` says of a signal.
@@ -60,18 +58,12 @@ NOBODY_LEFT_S = 600.0
 before it gives up (torchrun's `join_timeout` as it ships)."""
 NOBODY_LEFT_UNSURE_S = 1800.0  # The same where no one knows how many steps there were to make: it may have been over.
 NAMED = 16
-TOGETHER_S = 10.0
-"""Ranks that ended within it of the first one ended with it, or were seen late (two intervals of reports);
-who ended later lost them."""
+TOGETHER_S = 10.0  # Ranks that ended within it of the first ended with it, or were seen late; later ones lost them.
 
 
-KILLED_GRACE_S = 3.0
-"""As `supervised_grace`, where srun says that a signal ended the rank's task, so that nothing starts it again, and the
-step is late by the job's own measure."""
+KILLED_GRACE_S = 3.0  # The same where srun says that a signal ended the task, and the step is late by its own measure.
 
-SUPERVISED_GRACE_S = 8.0
-"""In place of `grace` where `slurm-watchdog run` starts the step again in any case, and all survivors are seen to
-wait."""
+SUPERVISED_GRACE_S = 8.0  # In place of `grace` where `slurm-watchdog run` starts the step again and all survivors wait.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +105,9 @@ def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: Phase
         grace_s, soon_s = (min(grace_s, each) for each in (SUPERVISED_GRACE_S, KILLED_GRACE_S))
     if age_s >= STACKS_FROM_SHARE * soon_s:
         finding = replace(finding, wanted=(_stacks_wanted(job_id, age_s, grace_s, settings.grace),))
-    if age_s < soon_s or (age_s < grace_s and not (is_late(job) and _was_killed(job, first, now))):
+    # One whose task died of a signal, as Slurm says, does not come back; one that left by itself may be done.
+    by_signal = is_late(job) and how_they_ended(job, [first.process.rank], now).startswith(BY_SIGNAL)
+    if age_s < soon_s or (age_s < grace_s and not by_signal):
         return finding
     early = age_s < settings.grace
     waiting = _waiting(job, now, limits, job.snapshots[-EARLY_DUMPS:] if early else job.snapshots)
@@ -142,67 +136,40 @@ def _ends_by_nobody(job: JobView) -> bool:
     )
 
 
-def _was_killed(job: JobView, first: ProcessView, now: float) -> bool:
-    """Whether Slurm says that its task died of a signal: it does not come back, as one that a wrapper starts again, or
-    that executes another program, may. One that left by itself may be done."""
-    return how_they_ended(job, [first.process.rank], now).startswith(BY_SIGNAL)
-
-
 class _Waiting(Struct):
-    """Whether the survivors are seen to wait: by their stacks or, if there are none, by their GPUs beyond the
-    limit of a step."""
+    """Whether the survivors are seen to wait: by their stacks or, if there are none, by their GPUs beyond the limit of
+    a step. Of a few that spin among many that rest it is not known what they wait for."""
 
     voted: Vote
     seen: LoopState
-    living: int
-    """Ranks that are left: of a few that spin among many that rest it is not known what they wait for, and a
-    few that are left may be ending, too."""
-    ranks: int
-
-    @property
-    def by_stacks(self) -> bool:
-        return self.voted.moving is False and self.voted.waiting > 0 and not self.voted.missing
-
-    @property
-    def all_wait(self) -> bool:
-        """Whether every one of them is seen to wait in a collective."""
-        return self.by_stacks and self.voted.waiting == self.living and not self.voted.outside
-
-    @property
-    def by_gpus(self) -> bool:
-        return self.living <= 2 * self.seen.spinning and 2 * self.living >= self.ranks
-
-    @property
-    def nobody_works(self) -> bool:
-        return bool(self.seen.stands)
+    by_stacks: bool
+    all_wait: bool  # Every one of them is seen to wait in a collective.
+    by_gpus: bool
 
 
 def _waiting(job: JobView, now: float, limits: PhaseLimits, dumps: Sequence[StackSnapshot]) -> _Waiting:
-    living = job.living_ranks
-    voted = vote(dumps, living)
-    limit_s = progress_limit(job, limits).seconds
+    living = len(job.living_ranks)
+    voted, limit_s = vote(dumps, job.living_ranks), progress_limit(job, limits).seconds
     blind = not voted.groups and job.progress is not None and job.progress.age_s >= limit_s
-    return _Waiting(
-        voted=voted,
-        seen=loop_state(job, now, limit_s) if blind else LoopState(),
-        living=len(living),
-        ranks=len(job.ranks),
-    )
+    seen = loop_state(job, now, limit_s) if blind else LoopState()
+    by_stacks = voted.moving is False and voted.waiting > 0 and not voted.missing
+    all_wait = by_stacks and voted.waiting == living and not voted.outside
+    by_gpus = living <= 2 * seen.spinning and 2 * living >= len(job.ranks)
+    return _Waiting(voted=voted, seen=seen, by_stacks=by_stacks, all_wait=all_wait, by_gpus=by_gpus)
 
 
 def _bad_finding(
     job: JobView, finding: Finding, dead: Sequence[ProcessView], waiting: _Waiting, grace_s: float, now: float, how: str
 ) -> Finding:
-    """The grace is over: BAD if the survivors are seen to wait without moving; acted on only if their stacks
-    say so.
+    """The grace is over: BAD if the survivors are seen to wait without moving; acted on only if their stacks say so.
 
-    At the end of a job the ranks leave one after the other, and the last one may still write for a long time:
-    few survivors that wait for no one are an ending. If most are left, or the last step was known and is not
-    made while no one does anything, there is an alert, after ten times the grace.
+    At the end of a job the ranks leave one after the other, and the last one may still write for a long time: few
+    survivors that wait for no one are an ending. If most are left, or the last step was known and is not made while no
+    one does anything, there is an alert, after ten times the grace.
     """
     first, age_s, voted = dead[0], finding.duration_s, waiting.voted
-    waits, left = waiting.by_stacks or waiting.by_gpus, waiting.living
-    left_over = left > len(dead) or (waiting.nobody_works and had_steps_to_make(job))
+    waits, left = waiting.by_stacks or waiting.by_gpus, len(job.living_ranks)
+    left_over = left > len(dead) or (waiting.seen.stands and had_steps_to_make(job))
     if voted.moving or (not waits and (not left_over or age_s < PATIENCE * grace_s)):
         return finding
     with_it = [rank for rank in dead if dead_for_s(rank) >= dead_for_s(first) - TOGETHER_S]
@@ -211,7 +178,7 @@ def _bad_finding(
     how = how or how_they_ended(job, [rank.process.rank for rank in with_it], now)
     others = f"{followed} followed, " if followed else ""
     others += "1 rank is left" if left == 1 else f"{left} ranks are left"
-    if voted.waiting or waiting.nobody_works:
+    if voted.waiting or waiting.seen.stands:
         others += f", {f'{voted.waiting} of them wait in a collective' if voted.waiting else waiting.seen.why}"
     return finding.bad(
         f"Job {job.job.job_id} is {job.job.state} but cannot continue: {describe_all(culprits)} {how} "
@@ -274,11 +241,9 @@ def _nobody_left(job: JobView, finding: Finding, dead: Sequence[ProcessView], no
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.LINGERING_JOB,
     detect=detect,
     settings=LingeringJob,
     also=(CollectiveHang,),
-    subject=Subject.JOB,
     severity=Severity.CRITICAL,
     sentence="Processes of the job did not end with the others",
     job_state="cannot end",

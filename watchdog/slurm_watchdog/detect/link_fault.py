@@ -16,7 +16,7 @@ from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
+from slurm_watchdog.model.incidents import Culprit, Finding, Severity
 from slurm_watchdog.model.node_view import LinkView, NodeView
 
 LINKS_PROBE = "links"  # The agent's child that reads counters (slurm_watchdog.agent.collectors.link).
@@ -91,10 +91,8 @@ def _finding(view: ClusterView, node: NodeView, link: LinkView, rates: Rates) ->
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.LINK_FAULT,
     detect=detect,
     subject=Subject.NODE,
-    severity=Severity.WARNING,
     blames_node=0.5,
     sentence="A network link has a fault",
     steps_continue=True,

@@ -18,7 +18,7 @@ from slurm_watchdog.analysis.memory_kills import OOM_KILL
 from slurm_watchdog.analysis.progress_limit import makes_steps, progress_limit
 from slurm_watchdog.base.text import shortened
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
+from slurm_watchdog.detect.spec import BROKEN, HANGS, DetectorSpec, Subject
 from slurm_watchdog.diagnose.logs.root_cause import LEFT_FIRST, Cause, culprit_of, find_cause, running, work_lost
 from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.knowledge.log_signatures import log_table
@@ -28,19 +28,15 @@ from slurm_watchdog.model.past_runs import EndedJob, PastRun
 from slurm_watchdog.model.slurm_states import FAILED, is_lost
 from slurm_watchdog.model.supervisor import SupervisorState
 
-SLURMS_WORD = FAILED - {"FAILED"}
-"""Of the states of a run that failed, the ones that say by themselves what happened: an exit code can mean anything."""
+SLURMS_WORD = FAILED - {"FAILED"}  # States of a run that say what happened: an exit code can mean anything.
 ALL_GONE_S = 60.0  # Where no rank is left Slurm ends the job, or its script tries again: it gets so long.
 
 
-LAST_WORDS_S = 6.0
-"""The last lines of a run come with the next report, and among them Slurm's word of who ended first: who is
-not named yet gets so long."""
+LAST_WORDS_S = 6.0  # A run's last lines, and Slurm's word of who ended first, come with the next report.
 
 
 RECENT_S = 600.0  # A run that has ended is reported for so long, or until the next run of the job makes steps.
-LEAST_REPORTED_S = 60.0
-"""An end is reported for so long also where the next run makes steps at once: no one would see why it ended."""
+LEAST_REPORTED_S = 60.0  # Also where the next run makes steps at once: someone has to see why it ended.
 RISES = 2  # Steps of the next run that have to be seen: one line may be the step of the checkpoint that it has loaded.
 
 GONE_FOR_S = 3.0  # Since the rank that logged it is gone; while all ranks live the limits of `collective_hang` hold.
@@ -53,7 +49,7 @@ def detect(view: ClusterView, limits: PhaseLimits) -> list[Finding]:
         if not job.past or job.job.state == "COMPLETING":  # it is not over yet
             findings.append(_finding(job.job.job_id, job.job.restarts))
     for job in (*view.jobs, *view.waiting):
-        again = _trains_again(job, limits)
+        again = makes_steps(job, limits) and job.progress is not None and job.progress.rises >= RISES
         findings += [
             _past_finding(job.job.job_id, run, view, again)
             for run in (*map(_told, job.past[:-1]), *job.past[-1:])
@@ -166,11 +162,6 @@ def _waited(job: JobView, cause: Cause, age_s: float, limits: PhaseLimits) -> st
 # ---------------------------------------------------------------------------------------- a run that is over
 
 
-def _trains_again(job: JobView, limits: PhaseLimits) -> bool:
-    """Whether the present run of the job was seen to make steps."""
-    return makes_steps(job, limits) and job.progress is not None and job.progress.rises >= RISES
-
-
 def _past_finding(job_id: str, run: PastRun, view: ClusterView, trains_again: bool) -> Finding:
     """A run that was followed by another one of the same job. Who requeued it is not known: only a clear
     cause counts. `trains_again`: the newest run made steps, so that the end of this one is over, too."""
@@ -224,7 +215,7 @@ def _ended_finding(ended: EndedJob, run: PastRun, view: ClusterView) -> Finding:
         facts = (*_kernel_words(view, job.nodes, ended.ended_at), *work_lost(run))
         facts += tuple([f"last words: {cause.error.line}"] if cause is not None else [])
         return finding.bad(
-            f"{ended_so}{'' if job.ended_with else ', by Slurm'}: its log does not say why.",
+            f"{ended_so}{'' if job.ended_with else ', as Slurm says'}: its log does not say why.",
             culprits=tuple(Culprit(node=n, reason="Slurm has lost it") for n in down),
             facts=facts,
             duration_s=age_s,
@@ -319,23 +310,13 @@ def _bad_finding(
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.LOG_ERROR,
     detect=detect,
     also=(CollectiveHang,),
     subject=Subject.RUN,
     severity=Severity.CRITICAL,
     sentence="A log has an error",
     steps_continue=True,
-    explained_by=(
-        *STORAGE,
-        IncidentKind.DISK_FULL,
-        IncidentKind.GPU_FAULT,
-        IncidentKind.NODE_DOWN,
-        IncidentKind.LINGERING_JOB,
-        IncidentKind.COLLECTIVE_HANG,
-        IncidentKind.WEDGED_TEARDOWN,
-        IncidentKind.CRASH_LOOP,
-    ),
+    explained_by=(*BROKEN, *HANGS, IncidentKind.CRASH_LOOP),
     wants_evidence=True,
     why_no_action="the error is reported; a job that hangs, or stays without the rank, is decided about as that",
     alerts=("SlurmWatchdogJobHangs",),

@@ -12,10 +12,10 @@ from itertools import takewhile
 from math import isfinite
 
 from slurm_watchdog.analysis.good_checkpoint import resumes_before
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, each_job
+from slurm_watchdog.detect.spec import DetectorSpec, each_job
 from slurm_watchdog.knowledge.limits import NAN_STEPS
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
+from slurm_watchdog.model.incidents import Finding, Severity
 
 
 @each_job
@@ -41,9 +41,7 @@ def detect(view: ClusterView, job: JobView) -> Finding:
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.LOSS_NAN,
     detect=detect,
-    subject=Subject.JOB,
     severity=Severity.CRITICAL,
     sentence="The loss is NaN or infinite",
     site_may_act=True,

@@ -13,10 +13,10 @@ from math import isfinite
 from slurm_watchdog.analysis.good_checkpoint import resumes_before
 from slurm_watchdog.analysis.loss_spikes import LEAST, NEWEST, Spike, find_spikes
 from slurm_watchdog.analysis.memo import by_identity
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, each_job
+from slurm_watchdog.detect.spec import DetectorSpec, each_job
 from slurm_watchdog.knowledge.remediation_hints import hints_for
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, LossPoint
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
+from slurm_watchdog.model.incidents import Finding
 
 LASTS_STEPS = 100  # Three times of what most spikes take to recover: before that nothing is done.
 
@@ -53,10 +53,7 @@ def _spike(losses: tuple[LossPoint, ...]) -> tuple[tuple[LossPoint, ...], Spike 
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.LOSS_SPIKE,
     detect=detect,
-    subject=Subject.JOB,
-    severity=Severity.WARNING,
     sentence="The loss has jumped",
     site_may_act=True,
     asks=False,

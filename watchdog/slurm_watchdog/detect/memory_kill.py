@@ -67,15 +67,11 @@ def _finding(
     first, age_s = recent[0], view.now - min(each.at for each in recent)
     lost = () if isinstance(run, JobView) else work_lost(run)
     return finding.bad(
-        f"{_who(recent)} of job {job.job_id} {_were(recent)} {first.words}, {age_s:.0f} s ago.",
+        f"{_who(recent)} of job {job.job_id} {'was' if len(recent) == 1 else 'were'} {first.words}, {age_s:.0f} s ago.",
         culprits=tuple(each.culprit for each in recent[:NAMED]),
         facts=(*(f"the kernel of {each.node}: {line}" for each in recent[:4] for line in each.lines), *lost),
         duration_s=max(0.0, age_s),
     )
-
-
-def _were(kills: tuple[MemoryKill, ...]) -> str:
-    return "was" if len(kills) == 1 else "were"
 
 
 def _who(kills: tuple[MemoryKill, ...]) -> str:
@@ -92,7 +88,6 @@ def _is_reason(run: JobView | PastRun, kill: MemoryKill, limits: PhaseLimits) ->
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.MEMORY_KILL,
     detect=detect,
     also=(CollectiveHang,),
     subject=Subject.RUN,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from slurm_watchdog.analysis.slurm_nodes import is_near, nodes_to_judge
 from slurm_watchdog.base.text import size
-from slurm_watchdog.detect.spec import DetectorSpec, Subject
+from slurm_watchdog.detect.spec import DetectorSpec
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
@@ -91,11 +91,8 @@ def _words(node: NodeView, usage: Usage) -> str:
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.NEAR_LIMIT,
     detect=detect,
     hold_s=60.0,
-    subject=Subject.JOB,
-    severity=Severity.WARNING,
     sentence="The job is near a limit of memory, processes or open files",
     steps_continue=True,
     has_aftermath=False,

@@ -9,6 +9,8 @@ Acts: Slurm requeues the jobs of the node; one with a supervisor and `--no-kill`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from slurm_watchdog.analysis.lateness import is_overdue
 from slurm_watchdog.analysis.slurm_nodes import asked_nodes, jobs_by_node
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
@@ -19,13 +21,10 @@ from slurm_watchdog.model.node_view import NodeView, SlurmNodeView, UnreachedNod
 from slurm_watchdog.model.slurm_states import is_away, is_lost
 
 LISTINGS, LISTINGS_REPORTING = 2, 3
-"""So many listings in a row, of a node whose agent is silent, too, and of one whose agent reports: after a
-broken connection Slurm's own ping (SlurmdTimeout of slurm.conf(5)) has to come through before it takes a node
-back."""
+"""So many listings in a row, of a node whose agent is silent, too, and of one whose agent reports: after a broken
+connection Slurm's own ping (SlurmdTimeout of slurm.conf(5)) has to come through before it takes a node back."""
 TRIES = 3  # Connections in vain, 5 s apart.
-LAST_STEPS = 3
-"""Intervals of reports: the node lived for up to one after its last report, its job's lines are read up to one
-later, and reports are late now and then."""
+LAST_STEPS = 3  # Intervals of reports: it lived for one after its last, steps are read one later, reports come late.
 FRESH_S = 12.0  # An agent that reports every 5 s was heard within this time, or it is as quiet as its node.
 
 
@@ -50,70 +49,48 @@ def _node_finding(
     slurm: SlurmNodeView,
     gone: UnreachedNode | None,
     silent: bool,
-    job_ids: tuple[str, ...],
+    jobs: Sequence[str],
 ) -> Finding:
-    finding = SPEC.about(f"node:{node.name}")
-    if is_away(slurm.state, slurm.runs_job) or not (is_lost(slurm.state) or gone):
+    finding, age_s = SPEC.about(f"node:{node.name}"), view.now - node.reported_at
+    quiet, is_down = silent or age_s > FRESH_S, is_lost(slurm.state)
+    if is_away(slurm.state, slurm.runs_job) or not (is_down or gone):
         return finding.ok(f"Slurm has {node.name} as {slurm.state}")
-    if gone is not None and not is_lost(slurm.state):
-        return _gone(view, finding, node, slurm, gone, job_ids)
-    age_s = view.now - node.reported_at
-    quiet = silent or age_s > FRESH_S
-    enough = LISTINGS if quiet else LISTINGS_REPORTING
-    if slurm.lost_listings is not None and slurm.lost_listings < enough:
-        return finding
-    agent = "yet its agent reports: the node runs, and Slurm does not reach its slurmd"
-    agent = f"its agent has not reported for {age_s:.0f} s, too" if quiet else agent
-    jobs = f" Jobs there: {', '.join(job_ids)}." if job_ids else ""
-    reason = f" ({slurm.reason})" if slurm.reason else ""
+    if gone is not None and not is_down:  # BAD if the machine is gone for its jobs as well
+        stand = [
+            each
+            for each in view.jobs
+            if each.job.job_id in jobs and each.progress is not None and is_overdue(each)
+            if each.progress.age_s >= age_s - LAST_STEPS * each.read_later_s
+        ]
+        if not stand or len(stand) < len(jobs):
+            return finding
+        tries = f"{gone.tries} connections in {gone.seconds:.0f} s"
+        fact = f"neither its agent, for {age_s:.0f} s, nor its slurmd ({tries}) answers, while other nodes do"
+        reason = "neither its agent nor its slurmd answers"
+        what = f"{node.name} is down: {fact}; Slurm reports it as {slurm.state}. No step since in its jobs: "
+        what += f"{', '.join(jobs)}."
+    else:
+        enough = LISTINGS if quiet else LISTINGS_REPORTING
+        if slurm.lost_listings is not None and slurm.lost_listings < enough:
+            return finding
+        agent = "yet its agent reports: the node runs, and Slurm does not reach its slurmd"
+        agent = f"its agent has not reported for {age_s:.0f} s, too" if quiet else agent
+        fact, reason, why = f"{node.name}: {agent}", f"Slurm says {slurm.state}", slurm.reason
+        what = f"Slurm has lost {node.name}: {slurm.state}{f' ({why})' if why else ''}; {agent}."
+        what += f" Jobs there: {', '.join(jobs)}." if jobs else ""
     return finding.bad(
-        f"Slurm has lost {node.name}: {slurm.state}{reason}; {agent}.{jobs}",
-        job_ids=job_ids,
-        severity=Severity.CRITICAL if job_ids else Severity.WARNING,
-        culprits=(Culprit(node=node.name, reason=f"Slurm says {slurm.state}"),),
-        facts=(f"scontrol show node {node.name}", f"{node.name}: {agent}"),
+        what,
+        job_ids=tuple(jobs),
+        severity=Severity.CRITICAL if jobs else Severity.WARNING,
+        culprits=(Culprit(node=node.name, reason=reason),),
+        facts=(f"scontrol show node {node.name}", fact),
         duration_s=age_s if silent else 0.0,
-        actionable=quiet and bool(job_ids),
-        exclude_nodes=(node.name,),
-    )
-
-
-def _gone(
-    view: ClusterView,
-    finding: Finding,
-    node: NodeView,
-    slurm: SlurmNodeView,
-    gone: UnreachedNode,
-    job_ids: tuple[str, ...],
-) -> Finding:
-    """BAD, of a node that Slurm still believes in, if its machine is gone for its jobs as well."""
-    age_s = view.now - node.reported_at
-    why = (
-        f"neither its agent, for {age_s:.0f} s, nor its slurmd ({gone.tries} connections in {gone.seconds:.0f} s) "
-        "answers, while other nodes do"
-    )
-    stand = [
-        each
-        for each in view.jobs
-        if each.job.job_id in job_ids and each.progress is not None and is_overdue(each)
-        if each.progress.age_s >= age_s - LAST_STEPS * each.read_later_s
-    ]
-    if not stand or len(stand) < len(job_ids):
-        return finding
-    jobs = ", ".join(job_ids)
-    return finding.bad(
-        f"{node.name} is down: {why}; Slurm reports it as {slurm.state}. No step since in its jobs: {jobs}.",
-        job_ids=job_ids,
-        culprits=(Culprit(node=node.name, reason="neither its agent nor its slurmd answers"),),
-        facts=(f"scontrol show node {node.name}", why),
-        duration_s=age_s,
-        actionable=True,
+        actionable=quiet and bool(jobs),
         exclude_nodes=(node.name,),
     )
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.NODE_DOWN,
     detect=detect,
     subject=Subject.NODE,
     needs_cluster=True,

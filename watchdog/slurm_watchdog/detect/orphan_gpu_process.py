@@ -5,8 +5,7 @@ has on each node. A process may be ended, if a site wants that, only where nothi
 job of an ordinary user, which its control group shows or the agent saw, and it has the device itself open.
 
 Fires: a process holds a GPU and belongs to no running job for longer than `agent.orphan_grace`.
-Names: what one job left behind, on however many nodes, as one incident: processes, user, GPUs, memory in
-all.
+Names: what one job left behind, on however many nodes, as one incident: processes, user, GPUs, memory in all.
 Acts: `[end_process]` is the ladder for it.
 """
 
@@ -17,19 +16,17 @@ from dataclasses import dataclass, field
 
 from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
 from slurm_watchdog.base.structs import picked
-from slurm_watchdog.base.text import duration
+from slurm_watchdog.base.text import duration, size
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.knowledge.gpu_daemons import MAX_SYSTEM_UID
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Culprit, Finding, GpuProcess, IncidentKind, Severity
+from slurm_watchdog.model.incidents import Culprit, Finding, GpuProcess
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import GpuHolder
 
-MAX_LISTED = 64
-"""Processes with a line of their own, and nodes with a command: a job's data loaders alone may be a thousand."""
-MAX_PROCESSES = 256
-"""Processes of one finding that may be ended; the others follow once these are gone. An agent reports as many."""
+MAX_LISTED = 64  # Processes with a line of their own, and nodes with a command: a job may have a thousand loaders.
+MAX_PROCESSES = 256  # Of one finding that may be ended; the others follow. An agent reports as many.
 GPUS_IN_SENTENCE = 4  # Their UUIDs have 40 characters each: of more a sentence says how many.
 NODES_IN_SENTENCE = 12  # Further ones are counted; the facts have a command for each.
 
@@ -41,8 +38,7 @@ class _Leftovers:
     """What is known of one subject."""
 
     held: list[Held] = field(default_factory=list)
-    unknown: list[Held] = field(default_factory=list)
-    """Whether their job runs is not known, or their node is silent."""
+    unknown: list[Held] = field(default_factory=list)  # Whether their job runs is not known, or their node is silent.
     released: list[Held] = field(default_factory=list)
 
 
@@ -138,11 +134,7 @@ def _memory(holders: Sequence[GpuHolder]) -> str:
     if not known:
         return "how much memory is not known"
     least = "at least " if len(known) < len(holders) else ""
-    return f"{least}{_size(sum(known))}{' in all' if len(holders) > 1 else ''}"
-
-
-def _size(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+    return f"{least}{size(sum(known))}{' in all' if len(holders) > 1 else ''}"
 
 
 def _facts(held: Sequence[Held], unknown: Sequence[Held]) -> Iterable[str]:
@@ -150,7 +142,7 @@ def _facts(held: Sequence[Held], unknown: Sequence[Held]) -> Iterable[str]:
     for node, holder in held[:MAX_LISTED]:
         index = f"GPU {', '.join(map(str, holder.minors))}" if holder.minors else "GPU"
         uuids = f" ({', '.join(holder.gpu_uuids)})" if holder.gpu_uuids else ""
-        memory = "not listed by NVML" if holder.memory_bytes is None else _size(holder.memory_bytes)
+        memory = "not listed by NVML" if holder.memory_bytes is None else size(holder.memory_bytes)
         rank = "" if holder.rank is None else f", rank {holder.rank}"
         yield f"{node.name}: pid {holder.pid} ({holder.comm}){rank}, {index}{uuids}, {memory}, state {holder.state}"
     if len(held) > MAX_LISTED:
@@ -169,11 +161,9 @@ def _may_be_ended(node: NodeView, holder: GpuHolder) -> GpuProcess | None:
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.ORPHAN_GPU_PROCESS,
     detect=detect,
     subject=Subject.PROCESS,
     needs_cluster=True,
-    severity=Severity.WARNING,
     sentence="A process of a job that is over holds a GPU",
     site_may_act=True,
     alerts=("SlurmWatchdogNodeTrouble",),

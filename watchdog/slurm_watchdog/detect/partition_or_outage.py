@@ -10,7 +10,7 @@ from __future__ import annotations
 from slurm_watchdog.analysis.slurm_nodes import away_nodes, share_silent
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
+from slurm_watchdog.model.incidents import Culprit, Finding, Severity
 
 NAMED = 16  # Nodes that are named one by one; the number says the rest.
 
@@ -46,7 +46,6 @@ def detect(view: ClusterView) -> list[Finding]:
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.PARTITION_OR_OUTAGE,
     detect=detect,
     subject=Subject.CLUSTER,
     needs_cluster=True,

@@ -11,12 +11,12 @@ from __future__ import annotations
 from slurm_watchdog.analysis.job_state import made_last_step
 from slurm_watchdog.analysis.progress_limit import loop_clock
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, each_job
+from slurm_watchdog.detect.spec import DetectorSpec, each_job
 from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.model.actions import Rung
-from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
+from slurm_watchdog.model.cluster_view import ClusterView, JobView
+from slurm_watchdog.model.incidents import Finding, Severity
 
 WORDS = {"T": "stopped by a signal", "t": "held by a debugger or tracer"}
 WHAT_TO_DO = {
@@ -34,8 +34,10 @@ def detect(view: ClusterView, job: JobView, limits: PhaseLimits) -> Finding:
     finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or not job.ranks:
         return finding
-    stopped = [(rank, _stopped_s(job, rank)) for rank in job.living_ranks if rank.process.state in WORDS]
-    long = sorted(((r, s) for r, s in stopped if s >= STOPPED_FOR_S), key=lambda each: -each[1])
+    stopped = [rank for rank in job.living_ranks if rank.process.state in WORDS]
+    # After a grace that its job was granted the end of that counts.
+    since = ((rank, min(rank.process.state_age_s or 0.0, job.run_age_s)) for rank in stopped)
+    long = sorted(((r, s) for r, s in since if s >= STOPPED_FOR_S), key=lambda each: -each[1])
     if not long:
         # A node that does not report may hold one: nothing is said, so that an incident about it stays open.
         unknown = stopped or job.silent_nodes or not job.every_rank_known
@@ -48,7 +50,7 @@ def detect(view: ClusterView, job: JobView, limits: PhaseLimits) -> Finding:
         culprits=culprits,
         facts=tuple(WHAT_TO_DO[rank.process.state].format(rank.node, rank.process.pid) for rank, _ in long[:8]),
         duration_s=long[0][1],
-        actionable=_stands(job, view.now, limits) and all(rank.process.state == "T" for rank, _ in stopped),
+        actionable=_stands(job, view.now, limits) and all(rank.process.state == "T" for rank in stopped),
     )
 
 
@@ -59,17 +61,9 @@ def _stands(job: JobView, now: float, limits: PhaseLimits) -> bool:
     return known and not made_last_step(job) and clock.age_s >= clock.limit.seconds
 
 
-def _stopped_s(job: JobView, rank: ProcessView) -> float:
-    """How long it has been stopped, as the agent saw it; after a grace that its job was granted, since the
-    end of that."""
-    return min(rank.process.state_age_s or 0.0, job.run_age_s)
-
-
 SPEC = DetectorSpec(
-    kind=IncidentKind.RANK_STOPPED,
     detect=detect,
     also=(CollectiveHang,),
-    subject=Subject.JOB,
     severity=Severity.CRITICAL,
     sentence="A rank is stopped",
     job_state="a rank is stopped",

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.level_shift import Rise, find_creep, find_rise, quantum
+from slurm_watchdog.analysis.links import facts_of
 from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.analysis.slow_node_suspects import is_first_run, present_speed, search_facts
 from slurm_watchdog.analysis.step_statistics import comparable
-from slurm_watchdog.analysis.unlike_peers import facts_of
 from slurm_watchdog.base.averages import median
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, each_job
+from slurm_watchdog.detect.spec import DetectorSpec, each_job
 from slurm_watchdog.knowledge.limits import option
 from slurm_watchdog.knowledge.remediation_hints import hints_for
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Truth
 from slurm_watchdog.model.past_runs import SlowSearch
 
 LEAST_STEPS = 30  # Steps that were slow before it is reported.
@@ -32,8 +32,7 @@ BASELINE = 20  # Steps without which a job's speed is not known.
 BATCH, WINDOW = 10, 160  # Recent steps of one batch, and at most to both sides of a change.
 WINDOW_BLOCKS = 48  # The same of the history's blocks.
 CREEP_BLOCKS = 24  # Of the history, whose means are compared where nothing changed at once.
-HARDLY = 0.55
-"""Of the change that is looked for: newest steps that are slower by less than any before need no closer look."""
+HARDLY = 0.55  # Of the change that is looked for: newest steps that are slower by less need no closer look.
 NEWEST = 10  # Steps of which the median is compared so.
 
 
@@ -47,8 +46,7 @@ class SlowJob:
         ge=2,
         le=1000,
     )
-    lasts: float = 300.0
-    """So long it has to be slower: what jobs share is slow for some minutes now and then."""
+    lasts: float = 300.0  # So long it has to be slower: what jobs share is slow for some minutes now and then.
 
 
 @each_job
@@ -110,17 +108,14 @@ class Slowdown(Struct, kw_only=False):
     first: StepTime
     before_s: float
     after_s: float
-    steps: int
-    """That were slower for sure: of the newest ones some may be missing."""
-    compared: int
-    """Steps of the level before."""
+    steps: int  # That were slower for sure: of the newest ones some may be missing.
+    compared: int  # Steps of the level before.
 
 
 class Recent(Struct, kw_only=False):
     """What the recent steps say."""
 
-    step_s: float
-    """Median of the newest ones."""
+    step_s: float  # Median of the newest ones.
     quantum_s: float
     newest: StepTime
     slowdown: Slowdown | None
@@ -188,11 +183,8 @@ def _slowdown(times: Sequence[StepTime], rise: Rise | None) -> Slowdown | None:
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.SLOW_JOB,
     detect=detect,
     settings=SlowJob,
-    subject=Subject.JOB,
-    severity=Severity.WARNING,
     sentence="The job is slower than it was",
     steps_continue=True,
     explained_by=(IncidentKind.SLOW_NODE,),

@@ -16,34 +16,28 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.links import complaints, rates_of, rising_of
-from slurm_watchdog.analysis.unlike_peers import facts_of
+from slurm_watchdog.analysis.links import complaints, facts_of, rates_of, rising_of
 from slurm_watchdog.base.averages import median
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import shortened
 from slurm_watchdog.detect import slow_job
 from slurm_watchdog.detect.slow_job import SlowJob
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, each_job
+from slurm_watchdog.detect.spec import DetectorSpec, each_job
 from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, Truth
 from slurm_watchdog.model.node_view import NodeView
 
 MAX_ODD_SHARE = 0.25  # Odd nodes are named if they are at most this share of the job's, and at least one may be.
-LOW_CLOCK = 0.95
-"""Of the median of the other nodes' GPUs: the slowdown that is looked for is 5 %, and a step is no slower
-than its slowest GPU."""
+LOW_CLOCK = 0.95  # Of the median of the other nodes' GPUs: a step is no slower than its slowest GPU.
 OWN_CLOCK = 0.97  # Of the card's own past: one that was always so is not what changed.
-LOW_POWER = 0.88
-"""Of its own past, against the others' change: what all do together (another phase, another batch) is no sign."""
-HOT_C, HOTTER_C = 85.0, 12.0
-"""A GPU that hot, and so much hotter than the median of the others: data-centre cards slow down at 85 to 90 C."""
+LOW_POWER = 0.88  # Of its own past, against the others' change: what all do (another phase or batch) is no sign.
+HOT_C, HOTTER_C = 85.0, 12.0  # And so much hotter than the median of the others: cards slow down at 85 to 90 C.
 HELD_BACK = frozenset({"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"})
 """Throttle reasons that no one chose. sw_power_cap is not among them: a card at its full power shows it all
 the time."""
 OFTEN = 0.2  # Share of five minutes under load from which a reason counts that is not there in this very look.
-LEAST_S = 60.0
-"""So long the job has to be slower: the sign on a node says itself that it is no burst of what all share."""
+LEAST_S = 60.0  # So long the job has to be slower: the sign on a node says itself that it is no burst.
 SLOW_VALUES_S = 150.0  # Links are read about once a minute; two looks, and a report.
 HEAT_EVENTS = frozenset({"cpu_throttled", "overheated", "nic_hot", "nic_power"})  # Kernel lines of which one is enough.
 CORRECTIONS = frozenset(
@@ -60,8 +54,7 @@ class Sign(Struct):
     """One thing in which a node, or a GPU of it, is unlike the others."""
 
     node: str
-    signal: str
-    """What kind of thing: signs of one kind on many nodes suspect none of them."""
+    signal: str  # What kind of thing: signs of one kind on many nodes suspect none of them.
     text: str
     gpu: RankGpu | None = None
 
@@ -233,11 +226,8 @@ def _network(nodes: list[NodeView], now: float, since: float) -> list[Sign]:
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.SLOW_NODE,
     detect=detect,
     also=(SlowJob,),
-    subject=Subject.JOB,
-    severity=Severity.WARNING,
     blames_node=1.0,
     sentence="A node slows its job",
     steps_continue=True,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
+from slurm_watchdog.model.incidents import Finding, Severity
 
 SILENT_FOR_S = 60.0  # Without an answer to a listing: several of them, 10 s apart.
 
@@ -29,7 +29,6 @@ def detect(view: ClusterView) -> list[Finding]:
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.SLURM_UNREACHABLE,
     detect=detect,
     subject=Subject.CLUSTER,
     needs_slurm=False,

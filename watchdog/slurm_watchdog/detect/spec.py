@@ -17,8 +17,9 @@ from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
-STORAGE = (IncidentKind.FILESYSTEM_OUTAGE, IncidentKind.FILESYSTEM_STALL)
-"""Kinds that explain whatever hangs in the same job."""
+STORAGE = (IncidentKind.FILESYSTEM_OUTAGE, IncidentKind.FILESYSTEM_STALL)  # They explain whatever hangs in a job.
+BROKEN = (*STORAGE, IncidentKind.DISK_FULL, IncidentKind.GPU_FAULT, IncidentKind.NODE_DOWN)
+HANGS = (IncidentKind.COLLECTIVE_HANG, IncidentKind.LINGERING_JOB, IncidentKind.WEDGED_TEARDOWN)
 
 
 def each_job(judge: Callable[..., Finding | None]) -> Callable[..., list[Finding]]:
@@ -34,13 +35,9 @@ def each_job(judge: Callable[..., Finding | None]) -> Callable[..., list[Finding
 class Subject(StrEnum):
     """What a finding is about."""
 
-    JOB = "job"
-    """One running job of the view. On a large cluster such a detector does not judge every job in every tick:
-    see slurm_watchdog.controller.state.scan_schedule."""
-    RUN = "run"
-    """A run of a job that may be over, or several of them."""
-    PROCESS = "process"
-    """A process whose job is over: no rung for jobs answers it."""
+    JOB = "job"  # One running job of the view; how often: slurm_watchdog.controller.state.cluster.
+    RUN = "run"  # A run of a job that may be over, or several of them.
+    PROCESS = "process"  # A process whose job is over: no rung for jobs answers it.
     GPU = "gpu"
     NODE = "node"
     FILESYSTEM = "filesystem"
@@ -51,59 +48,41 @@ class Subject(StrEnum):
 class DetectorSpec:
     """Everything about a kind of incident that other parts of the program have to know."""
 
-    kind: str
-    """Its name everywhere: module, configuration key, metric label, journal."""
-    detect: Callable[..., list[Finding]]
-    """Called with a view, its own settings if it has any, and those of `also`."""
-    settings: type[Any] | None = None
-    """Frozen dataclass of its options; its docstring is the text of the configuration's block."""
-    also: tuple[type[Any], ...] = ()
-    """Settings of other detectors."""
-    hold_s: float = 0.0
-    """Default of its option `hold`: how long the condition has to last before it is reported."""
-    subject: Subject
-    needs_slurm: bool = True
-    """False: it can judge while Slurm does not answer."""
-    needs_cluster: bool = False
-    """It compares with what Slurm knows of other jobs and nodes: off on one machine without it."""
-    severity: Severity
-    """The most severe that its findings can have."""
-    sentence: str
-    """What anybody may read of such an incident: none of it comes from a user."""
+    kind: str = ""  # Its name everywhere (configuration key, metric label, journal); as shipped that of its module.
+    detect: Callable[..., list[Finding]]  # Called with a view, its own settings if it has any, and those of `also`.
+    settings: type[Any] | None = None  # Frozen dataclass of its options; its docstring is in the configuration.
+    also: tuple[type[Any], ...] = ()  # Settings of other detectors.
+    hold_s: float = 0.0  # Default of its option `hold`: how long the condition has to last before it is reported.
+    subject: Subject = Subject.JOB
+    needs_slurm: bool = True  # False: it can judge while Slurm does not answer.
+    needs_cluster: bool = False  # It compares with other jobs and nodes of Slurm: off on one machine without it.
+    severity: Severity = Severity.WARNING  # The most severe that its findings can have.
+    sentence: str  # What anybody may read of such an incident: none of it comes from a user.
     job_state: str = ""
     """What the job does meanwhile, such as "hangs": of kinds that say that its training loop has stopped.
     The policy treats the loop as stopped, and the limits of the job learn nothing from its pace."""
-    steps_continue: bool = False
-    """The job may make steps meanwhile: later evidence that it does contradicts nothing."""
-    explained_by: tuple[str, ...] = ()
-    """Kinds that explain this one if they concern the same job: it is then neither announced nor acted on."""
-    explains: tuple[str, ...] = ()
-    """Kinds that this one explains: the same relation, declared by a cause that is newer than they are."""
-    not_delayed_by: tuple[str, ...] = ()
-    """Of those that explain it, the ones whose mere suspicion does not delay it."""
-    has_aftermath: bool = True
-    """False: what persists after its explanation has ended is a separate fault."""
-    wants_evidence: bool = False
-    """Stacks and other evidence of its job are collected: its ranks are still there."""
-    ladder: tuple[Rung, ...] = ()
-    """The rungs that are shipped; none: it is reported only."""
-    site_may_act: bool = False
-    """Without a shipped ladder: the evidence can be good enough for a site to configure one."""
+    steps_continue: bool = False  # The job may make steps meanwhile: later evidence that it does contradicts nothing.
+    explained_by: tuple[str, ...] = ()  # Of the same job: what they explain is neither announced nor acted on.
+    explains: tuple[str, ...] = ()  # The same relation, declared by a cause that is newer than they are.
+    not_delayed_by: tuple[str, ...] = ()  # Of those that explain it, the ones whose mere suspicion does not delay it.
+    has_aftermath: bool = True  # False: what persists after its explanation has ended is a separate fault.
+    wants_evidence: bool = False  # Stacks and other evidence of its job are collected: its ranks are still there.
+    ladder: tuple[Rung, ...] = ()  # The rungs that are shipped; none: it is reported only.
+    site_may_act: bool = False  # Without a shipped ladder: the evidence can be good enough for a site to configure one.
     asks: bool | None = None
     """Whether a ladder that ends the job has to ask it to save before (True: it makes steps), or may not (False: what
     it would save is damaged); None: as the site likes."""
     blames_node: float = 0.0
     """How strong the evidence against the node that it names is, from 0, none, to 1: the node itself is
     proven broken. See slurm_watchdog.controller.node_history.suspicion."""
-    planned: bool = False
-    """It is announced, and comes to many jobs at once: it does not count as a storm, and no budget counts it."""
-    why_no_action: str = ""
-    """Why nothing is done about it, where there is more to say than that the evidence is not good enough."""
-    hint: Hint | None = None
-    """What the fault usually is and what to try next. What log lines and stacks share with a kind is in
-    slurm_watchdog.knowledge.remediation_hints."""
-    alerts: tuple[str, ...] = ()
-    """Rules of deploy/prometheus/alerts.yaml that ask for incidents of this kind."""
+    planned: bool = False  # It is announced, and comes to many jobs at once: no storm, and no budget counts it.
+    why_no_action: str = ""  # Why nothing is done, where it is more than evidence that is not good enough.
+    hint: Hint | None = None  # What it usually is and what to try next; knowledge.remediation_hints has more.
+    alerts: tuple[str, ...] = ()  # Rules of deploy/prometheus/alerts.yaml that ask for incidents of this kind.
+
+    def __post_init__(self) -> None:
+        """Its kind is the name of its module, unless it is given."""
+        object.__setattr__(self, "kind", self.kind or self.detect.__module__.rpartition(".")[2])
 
     def about_job(self, job_id: str) -> Finding:
         """A finding about a running job: UNKNOWN until the detector says more."""

@@ -18,23 +18,22 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.held_processes import rank_on_storage
-from slurm_watchdog.analysis.job_state import has_ended, is_unseen
-from slurm_watchdog.analysis.learned_limit import Limit
+from slurm_watchdog.analysis.job_state import has_ended, is_unseen, rank_on_storage
 from slurm_watchdog.analysis.progress_limit import (
     ENDS,
+    Limit,
     LoopClock,
     has_grown_since,
     has_just_grown,
     loop_clock,
     makes_steps,
+    may_be_right,
     progress_limit,
     with_a_step,
 )
 from slurm_watchdog.analysis.rank_activity import LoopState, all_compute, few_idle_among_busy, loop_state
-from slurm_watchdog.analysis.stepless_runs import may_be_right
 from slurm_watchdog.detect.collective_hang import CollectiveHang, hang_finding
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, each_job
+from slurm_watchdog.detect.spec import BROKEN, HANGS, DetectorSpec, each_job
 from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.hang_findings import phase_fact
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
@@ -43,8 +42,7 @@ from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 
-STACKS_PATIENCE_S = 10.0
-"""Stacks that were asked for at half the limit get so much more time: what they say counts more."""
+STACKS_PATIENCE_S = 10.0  # Stacks that were asked for at half the limit get so much more time: they count more.
 
 PLACES_TOLD = 3  # Groups of ranks whose place is in the sentence.
 
@@ -60,9 +58,8 @@ and a log that has a line every few of them, half an hour of writing is more tha
 
 @dataclass(frozen=True, kw_only=True)
 class StalledProgress:
-    """No step beyond the limit of `collective_hang`, and no better name for it. Acted on only where
-    `except` has a ladder for it, as `slurm-watchdog run` does, and the stacks of all ranks are known
-    not to move."""
+    """No step beyond the limit of `collective_hang`, and no better name for it. Acted on only where `except` has a
+    ladder for it, as `slurm-watchdog run` does, and the stacks of all ranks are known not to move."""
 
     busy_limit: float = span(1800.0, "Limit while a rank works, or that is not known.")
     still_limit: float = span(600.0, "Limit where no rank does anything and none waits in a collective.")
@@ -235,28 +232,15 @@ def _bad_finding(
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.STALLED_PROGRESS,
     detect=detect,
     settings=StalledProgress,
     also=(CollectiveHang,),
-    subject=Subject.JOB,
     severity=Severity.CRITICAL,
     blames_node=0.5,
     sentence="No progress",
     job_state="hangs",
-    explained_by=(
-        *STORAGE,
-        IncidentKind.LINGERING_JOB,
-        IncidentKind.COLLECTIVE_HANG,
-        IncidentKind.WEDGED_TEARDOWN,
-        IncidentKind.RANK_STOPPED,
-        IncidentKind.DEAD_RANK,
-        IncidentKind.LOG_ERROR,
-        IncidentKind.DISK_FULL,
-        IncidentKind.GPU_FAULT,
-        IncidentKind.NODE_DOWN,
-    ),
-    not_delayed_by=(IncidentKind.COLLECTIVE_HANG, IncidentKind.LINGERING_JOB, IncidentKind.WEDGED_TEARDOWN),
+    explained_by=(*BROKEN, *HANGS, IncidentKind.RANK_STOPPED, IncidentKind.DEAD_RANK, IncidentKind.LOG_ERROR),
+    not_delayed_by=HANGS,
     has_aftermath=False,
     wants_evidence=True,
     site_may_act=True,

@@ -15,13 +15,11 @@ from slurm_watchdog.analysis.slurm_nodes import asked_nodes
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
+from slurm_watchdog.model.incidents import Culprit, Finding
 from slurm_watchdog.model.node_events import GPU_PLACE, NodeSuspicion
 from slurm_watchdog.model.slurm_states import is_out
 
-SUSPECT_FROM = 2.25
-"""One event of broken hardware weighs 1. From here on it is more than chance: what names lemons best in
-tests/simulation/lemons.py."""
+SUSPECT_FROM = 2.25  # An event of broken hardware weighs 1: tests/simulation/lemons.py says what names lemons best.
 UNTIL = 1.5  # A suspicion below which the incident ends: events weigh half after 28 days.
 
 
@@ -52,11 +50,9 @@ def _bad(finding: Finding, suspect: NodeSuspicion) -> Finding:
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.SUSPECT_NODE,
     detect=detect,
     subject=Subject.NODE,
     needs_cluster=True,
-    severity=Severity.WARNING,
     sentence="A node fails again and again",
     why_no_action="restarts avoid such nodes with policy.suspects",
     hint=Hint(

@@ -15,14 +15,14 @@ from slurm_watchdog.analysis.job_state import has_ended, is_unseen, last_error
 from slurm_watchdog.analysis.progress_limit import has_grown_within, makes_steps, progress_limit, with_a_step
 from slurm_watchdog.analysis.rank_activity import loop_state
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, each_job
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, each_job
 from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.stacks.sentences import group_words
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, ErrorLine, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, StackRequest
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, StackRequest
 
 NAMED = 16
 STACKS_APART_S = 15.0
@@ -30,8 +30,7 @@ STACKS_FROM_SHARE = 0.5  # From this share of the limit on, stacks are collected
 
 GRACE_S = 600.0  # Time that a job gets to end when it has made its last step.
 TEARDOWN_S = 120.0  # Time that all ranks may sit motionless in the teardown of their process group.
-BUSY_LIMIT_S = 1800.0
-"""In place of GRACE_S while a rank works (a last checkpoint, an evaluation), or that is not known."""
+BUSY_LIMIT_S = 1800.0  # In place of GRACE_S while a rank works (a checkpoint, an evaluation), or that is not known.
 
 
 @each_job
@@ -146,11 +145,8 @@ def _wedged_finding(
 
 
 SPEC = DetectorSpec(
-    kind=IncidentKind.WEDGED_TEARDOWN,
     detect=detect,
     also=(CollectiveHang,),
-    subject=Subject.JOB,
-    severity=Severity.WARNING,
     sentence="The job cannot end",
     job_state="cannot end",
     explained_by=(*STORAGE, IncidentKind.LINGERING_JOB, IncidentKind.RANK_STOPPED),

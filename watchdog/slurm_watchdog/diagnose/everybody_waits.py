@@ -11,11 +11,9 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.held_processes import process_on_storage
-from slurm_watchdog.analysis.job_state import made_last_step
-from slurm_watchdog.analysis.links import DOWN_S, MOVES_BYTES_S, complaints, rates_of, rising_of, stopped
+from slurm_watchdog.analysis.job_state import made_last_step, process_on_storage
+from slurm_watchdog.analysis.links import DOWN_S, MOVES_BYTES_S, complaints, congestion, rates_of, rising_of, stopped
 from slurm_watchdog.analysis.rank_activity import LoopState
-from slurm_watchdog.analysis.unlike_peers import congestion
 from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.stacks.places import contexts_of, main_thread
 from slurm_watchdog.diagnose.stacks.vote import Vote

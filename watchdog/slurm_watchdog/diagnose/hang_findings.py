@@ -7,10 +7,16 @@ its GPUs, show.
 from __future__ import annotations
 
 from slurm_watchdog.analysis.hang_proof import Proof
-from slurm_watchdog.analysis.held_processes import held_by, process_on_storage, rank_on_storage, with_what_holds
-from slurm_watchdog.analysis.job_state import has_trained, last_error, made_last_step
-from slurm_watchdog.analysis.learned_limit import Limit
-from slurm_watchdog.analysis.progress_limit import GROWS_S, LoopClock, has_grown_within, look_apart_s
+from slurm_watchdog.analysis.job_state import (
+    has_trained,
+    held_by,
+    last_error,
+    made_last_step,
+    process_on_storage,
+    rank_on_storage,
+    with_what_holds,
+)
+from slurm_watchdog.analysis.progress_limit import GROWS_S, Limit, LoopClock, has_grown_within, look_apart_s
 from slurm_watchdog.analysis.rank_activity import LoopState, are_at_work
 from slurm_watchdog.base.text import shortened
 from slurm_watchdog.diagnose.culprit_words import describe, what_they_do

@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.held_processes import not_ended, with_what_holds
-from slurm_watchdog.analysis.job_state import has_ended
-from slurm_watchdog.analysis.learned_limit import Limit
-from slurm_watchdog.analysis.limit_by_stacks import KNOWN_PHASES, limit_by_stacks, nobody_answers
+from slurm_watchdog.analysis.job_state import has_ended, not_ended, with_what_holds
+from slurm_watchdog.analysis.progress_limit import KNOWN_PHASES, Limit, limit_by_stacks, nobody_answers
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.culprit_words import describe_all, what_they_do
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, FilesystemVerdict, JobEvidence

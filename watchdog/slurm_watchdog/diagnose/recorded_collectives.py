@@ -15,8 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.collective_order import order_of
-from slurm_watchdog.analysis.collective_words import CollectiveOrder, who_and_why, words_of
+from slurm_watchdog.analysis.collective_order import CollectiveOrder, order_of, who_and_why, words_of
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.culprit_words import what_they_do

@@ -9,7 +9,6 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 
@@ -51,14 +50,6 @@ class Credential:
 
     def __repr__(self) -> str:
         return f"Credential(uid={self.uid}, made_at={self.made_at})"
-
-
-class Decoder(Protocol):
-    async def decode(self, credential: str) -> Credential:
-        """Raises BadCredential, MungeUnavailable."""
-        ...
-
-    async def close(self) -> None: ...
 
 
 class _Answer(msgspec.Struct, frozen=True):

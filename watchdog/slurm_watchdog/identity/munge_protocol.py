@@ -47,6 +47,8 @@ class Session:
     node: str
     began_at: float  # On the holder's monotonic clock.
     counter: int = 0  # Of the newest message.
+    address: str = ""  # Where it came from, and when its credential was made: the controller knows.
+    made_at: int = 0
 
     def __repr__(self) -> str:
         return f"Session(id={self.id!r}, node={self.node!r}, counter={self.counter})"

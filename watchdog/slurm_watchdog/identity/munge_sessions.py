@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from slurm_watchdog.identity.munge_decoder import Credential
 from slurm_watchdog.identity.munge_protocol import (
@@ -23,15 +22,6 @@ from slurm_watchdog.identity.munge_protocol import (
 MAX_SESSIONS = 65_536
 
 
-@dataclass
-class AgentSession:
-    """One session, and where it came from."""
-
-    session: Session
-    address: str
-    made_at: int
-
-
 class AuthenticationError(Exception):
     """Why a request is not believed: (outcome, sentence)."""
 
@@ -44,8 +34,8 @@ class Sessions:
         self._most = most
         self.epoch = os.urandom(16).hex()  # A random id of this run of the controller.
         self._own_uid, self._agent_uids, self._now = own_uid, agent_uids, now
-        self._of_node: dict[str, AgentSession] = {}
-        self._by_id: dict[str, AgentSession] = {}
+        self._of_node: dict[str, Session] = {}
+        self._by_id: dict[str, Session] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -78,12 +68,13 @@ class Sessions:
         """Replaces the node's earlier session. Call it once the address is known to be the node's."""
         before = self._of_node.pop(beginning.node, None)
         if before is not None:
-            del self._by_id[before.session.id]
+            del self._by_id[before.id]
         while len(self._of_node) >= self._most:
             oldest = next(iter(self._of_node))
-            del self._by_id[self._of_node.pop(oldest).session.id]
-        session = Session(beginning.session, bytes.fromhex(beginning.key), beginning.node, self._now())
-        self._of_node[beginning.node] = self._by_id[session.id] = AgentSession(session, address, made_at)
+            del self._by_id[self._of_node.pop(oldest).id]
+        key = bytes.fromhex(beginning.key)
+        session = Session(beginning.session, key, beginning.node, self._now(), 0, address, made_at)
+        self._of_node[beginning.node] = self._by_id[session.id] = session
         return session
 
     # -- afterwards --------------------------------------------------------------------------------------------
@@ -94,13 +85,13 @@ class Sessions:
         if claim is None:
             raise AuthenticationError("unauthorized", "nodes prove themselves by MUNGE here; see security.mode")
         known = self._by_id.get(claim.session)
-        if known is None or self._now() - known.session.began_at > SESSION_S + GRACE_S:
+        if known is None or self._now() - known.began_at > SESSION_S + GRACE_S:
             raise AuthenticationError("no_session", "no such session: begin one")
         if known.address != address:
             raise AuthenticationError("wrong_node", f"this session is not of {address}")
-        if claim.counter <= known.session.counter:
+        if claim.counter <= known.counter:
             raise AuthenticationError("replayed", f"request {claim.counter} of this session has been here before")
-        return known.session, claim
+        return known, claim
 
     def authenticate(self, authorization: str, address: str, path: str, body: bytes) -> tuple[Session, int]:
         """The session of a whole request, which can't be shown again from now on, and its counter. Raises

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import sqlalchemy as sa
 
+from slurm_watchdog.base.structs import map_texts
 from slurm_watchdog.journal.error import JournalError
 
 __all__ = ["Database", "JournalError", "encode", "open_engine", "plain", "value_of"]
@@ -184,7 +185,7 @@ def encode(value: Any) -> str:
     try:
         return msgspec.json.encode(value).decode()
     except UnicodeEncodeError:  # a lone surrogate: no database keeps it
-        return msgspec.json.encode(_plain_values(msgspec.to_builtins(value))).decode()
+        return msgspec.json.encode(map_texts(msgspec.to_builtins(value), plain)).decode()
 
 
 def value_of(row: Any, kind: type[V], **decoded: Any) -> V:
@@ -198,14 +199,6 @@ def plain(text: str) -> str:
     if text.isascii() and "\0" not in text:
         return text
     return text.replace("\0", "?").encode(errors="replace").decode()
-
-
-def _plain_values(value: Any) -> Any:
-    if isinstance(value, str):
-        return plain(value)
-    if isinstance(value, dict):
-        return {plain(key): _plain_values(each) for key, each in value.items()}
-    return [_plain_values(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def keep_private(url: sa.URL) -> None:

@@ -38,45 +38,33 @@ MAY_CHANGE = frozenset({Refusal.NOT_PENDING, Refusal.NOT_RUNNING, Refusal.NOT_NO
 """Refusals that the job's next state may lift. After all others asking again is useless."""
 
 
-REFUSALS: tuple[tuple[str, Refusal], ...] = (
-    ("Invalid job id specified", Refusal.NO_SUCH_JOB),
-    ("Invalid node name specified", Refusal.NO_SUCH_NODE),
-    ("Invalid user id", Refusal.NO_PERMISSION),
-    ("Access/permission denied", Refusal.NO_PERMISSION),
-    ("Only batch jobs are accepted or processed", Refusal.NOT_BATCH),
-    ("Requested operation is presently disabled", Refusal.NOT_REQUEUEABLE),
-    ("Requested operation not supported", Refusal.OTHER),
-    ("Job/step already completing or completed", Refusal.FINISHED),
-    ("Job has already finished", Refusal.FINISHED),
-    ("Job is no longer pending execution", Refusal.NOT_PENDING),
-    ("Job is pending execution", Refusal.NOT_RUNNING),
-    ("Job is not pending nor running", Refusal.FINISHED),
-    ("Job can not be altered now, try again later", Refusal.NOT_NOW),
-    ("Job update not available right now", Refusal.NOT_NOW),
-    ("Requested nodes are busy", Refusal.NOT_NOW),
-    ("Requested node configuration is not available", Refusal.UNSATISFIABLE),
-    ("Node count specification invalid", Refusal.UNSATISFIABLE),
-    ("More processors requested than permitted", Refusal.UNSATISFIABLE),
-    ("Invalid node state specified", Refusal.CHANGED),
-    ("Invalid partition name specified", Refusal.UNSATISFIABLE),
-    ("Invalid account or account/partition combination specified", Refusal.UNSATISFIABLE),
-    ("Invalid qos specification", Refusal.UNSATISFIABLE),
-    ("Invalid feature specification", Refusal.UNSATISFIABLE),
-    ("Invalid generic resource (gres) specification", Refusal.UNSATISFIABLE),
-    ("Job violates accounting/QOS policy", Refusal.UNSATISFIABLE),
-    ("Job dependency problem", Refusal.UNSATISFIABLE),
-    ("Requested time limit is invalid", Refusal.UNSATISFIABLE),
-    ("Requested reservation is invalid", Refusal.UNSATISFIABLE),
-    ("Required partition not available", Refusal.UNSATISFIABLE),
-    ("Cannot modify/cancel", Refusal.OTHER),
-    # sbatch's own, before it has sent anything.
-    ("unrecognized option", Refusal.OTHER),
-    ("is not a valid", Refusal.OTHER),
-    ("Batch script is empty", Refusal.OTHER),
-    ("This does not look like a batch script", Refusal.OTHER),
-    ("Batch script contains DOS line breaks", Refusal.OTHER),
+_REFUSALS = """
+no_such_job: Invalid job id specified
+no_such_node: Invalid node name specified
+no_permission: Invalid user id; Access/permission denied
+not_batch: Only batch jobs are accepted or processed
+not_requeueable: Requested operation is presently disabled
+other: Requested operation not supported; Cannot modify/cancel; unrecognized option; is not a valid
+other: Batch script is empty; This does not look like a batch script; Batch script contains DOS line breaks
+finished: Job/step already completing or completed; Job has already finished; Job is not pending nor running
+not_pending: Job is no longer pending execution
+not_running: Job is pending execution
+not_now: Job can not be altered now, try again later; Job update not available right now; Requested nodes are busy
+unsatisfiable: Requested node configuration is not available; Node count specification invalid
+unsatisfiable: More processors requested than permitted; Invalid partition name specified
+unsatisfiable: Invalid account or account/partition combination specified; Invalid qos specification
+unsatisfiable: Invalid feature specification; Invalid generic resource (gres) specification
+unsatisfiable: Job violates accounting/QOS policy; Job dependency problem; Requested time limit is invalid
+unsatisfiable: Requested reservation is invalid; Required partition not available
+changed: Invalid node state specified
+"""
+REFUSALS = tuple(
+    (phrase, Refusal(kind))
+    for kind, _, phrases in (row.partition(": ") for row in _REFUSALS.split("\n") if row)
+    for phrase in phrases.split("; ")
 )
-"""Part of the message, and what it means: the texts of slurm_strerror, in Slurm 22.05 to 26.05.
+"""Part of the message, and what it means: the texts of slurm_strerror, in Slurm 22.05 to 26.05, and sbatch's
+own, before it has sent anything.
 
 Not here, and so unknown: `Unable to contact slurm controller`, `Socket timed out on send/recv operation`, `Slurm
 backup controller in standby mode`, `Unexpected message received`, and all that we never saw.

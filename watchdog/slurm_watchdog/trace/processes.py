@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -219,48 +218,40 @@ def _process(
     record: Proc, key: Key, old: Process | None, restarts: int, mounts: set[str], tally: ParseStats
 ) -> Process | None:
     """The process as this line has it; what the line leaves out, other than what it is doing, is as before."""
-    if old is not None and record.more is None and record.path is record.mount is record.syscall is None:
-        # Nearly every line: the same process, in no call that the line gives.
-        return Process(
-            pid=old.pid, start_ticks=old.start_ticks, job_id=old.job_id, uid=-1, comm="process",
-            rank=old.rank if record.rank is None else record.rank,
-            role=Role.HELPER if record.rank is None and old.rank is None else Role.RANK,
-            state=record.state[0].replace(" ", UNKNOWN_STATE) if record.state else UNKNOWN_STATE,
-            state_age_s=record.state_age_s,
-            cpu_s=old.cpu_s if record.cpu_s is None else record.cpu_s,
-        )  # fmt: skip
-    if old is not None:
-        start = old.start_ticks  # it is the same process, even if its start is given only now
+    rank, cpu_s = record.rank, record.cpu_s
+    if old is not None:  # it is the same process, even if its start is given only now
+        start = old.start_ticks
+        rank = old.rank if rank is None else rank
+        cpu_s = old.cpu_s if cpu_s is None else cpu_s
     else:
         start = restarts if record.start is None else round(record.start * TICKS_PER_S)
-    rank = record.rank if record.rank is not None or old is None else old.rank
-    fields: dict[str, Any] = {
-        "pid": key[1],
-        "start_ticks": start,
-        "job_id": key[0],
-        "role": Role.HELPER if rank is None else Role.RANK,
-        "comm": "process",
-        "state": record.state[0].replace(" ", UNKNOWN_STATE) if record.state else UNKNOWN_STATE,
-        "state_age_s": record.state_age_s,
-        "uid": -1,
-        "rank": rank,
-        "cpu_s": record.cpu_s if record.cpu_s is not None or old is None else old.cpu_s,
-    }
-    if fields["cpu_s"] is None:
-        fields["cpu_s"] = 0.0
-    return with_more(Process(**fields, blocked=_blocked(record, fields, mounts)), record.more, tally)
+    state = record.state[0].replace(" ", UNKNOWN_STATE) if record.state else UNKNOWN_STATE
+    process = Process(
+        pid=key[1],
+        start_ticks=start,
+        job_id=key[0],
+        role=Role.HELPER if rank is None else Role.RANK,
+        comm="process",
+        state=state,
+        state_age_s=record.state_age_s,
+        uid=-1,
+        rank=rank,
+        cpu_s=cpu_s or 0.0,
+        blocked=_blocked(record, key[1], state, mounts),
+    )
+    return with_more(process, record.more, tally)
 
 
-def _blocked(record: Proc, fields: dict[str, Any], mounts: set[str]) -> Blocked | None:
+def _blocked(record: Proc, pid: int, state: str, mounts: set[str]) -> Blocked | None:
     """The call it stands in, if the line says since when, and which call or which file."""
     storage = record.path is not None or record.mount is not None
-    waits = fields["state"] in ("D", "S", UNKNOWN_STATE)
-    if record.state_age_s is None or not waits or not (storage or (fields["state"] == "D" and record.syscall)):
+    waits = state in ("D", "S", UNKNOWN_STATE)
+    if record.state_age_s is None or not waits or not (storage or (state == "D" and record.syscall)):
         return None
     return Blocked(
-        thread_id=max(0, fields["pid"]),
+        thread_id=max(0, pid),
         seconds=record.state_age_s,
-        state=fields["state"],
+        state=state,
         wchan=record.wchan,
         syscall=record.syscall,
         path=record.path,

@@ -9,8 +9,7 @@ import json
 import math
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import UnionType
-from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Final, TypeVar, get_args
 
 import msgspec
 
@@ -305,8 +304,8 @@ def _field_by_field(kind: str, data: dict[str, Any], number: int, tally: ParseSt
         try:
             msgspec.convert(value, each.type)
             kept[each.name] = value
-        except (msgspec.ValidationError, RecursionError):
-            why = f"{kind} with {_what_is_wrong(value, each.type)} as `{each.name}`"
+        except (msgspec.ValidationError, RecursionError) as error:
+            why = f"{kind} with {_what_is_wrong(value, error)} as `{each.name}`"
             if each.required:
                 tally.skip(why, number)
                 return _damage(kind, kept)
@@ -320,19 +319,12 @@ def _damage(kind: str, kept: dict[str, Any]) -> BadLine | None:
     return BadLine(t=0.0, node=node) if kind in ("proc", "report") else None
 
 
-def _what_is_wrong(value: object, wanted: Any) -> str:
+def _what_is_wrong(value: object, error: Exception) -> str:
     if value is None:
         return "nothing"
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and _wants_number(wanted):
-        if math.isnan(value) or math.isinf(value):
-            return "no finite number"
-        return "a negative number" if value < 0 else "a number out of range"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "no finite number"
     if isinstance(value, str):
         return "a string"
-    return "something of another type"
-
-
-def _wants_number(wanted: Any) -> bool:
-    if get_origin(wanted) in (Union, UnionType):
-        return any(_wants_number(each) for each in get_args(wanted))
-    return wanted in (int, float) or (bool(get_args(wanted)) and get_args(wanted)[0] in (int, float))
+    below, above = (bound in str(error) for bound in (">= ", "<= "))  # the decoder's words for a bound
+    return "a negative number" if below else "a number out of range" if above else "something of another type"

@@ -136,10 +136,6 @@ class Collector:
         return ()
 
 
-def _nothing(report: Report) -> tuple[()]:
-    return ()
-
-
 @dataclass(frozen=True)
 class CollectorSpec:
     """Everything about one collector, beside its code."""
@@ -147,7 +143,7 @@ class CollectorSpec:
     name: str  # The name of its module: in `problems` of the report and as label `collector` of metrics.
     section: type[Struct]  # What `collect` returns; all fields have defaults.
     make: Callable[[CollectorContext], Collector]
-    metrics: Callable[[Report], Iterable[Family]] = _nothing
+    metrics: Callable[[Report], Iterable[Family]] = lambda report: ()
     """What is exported of the last report; every family in every call, if without series."""
     counters: Callable[[], Counters] | None = None  # Metrics that need more than the last report.
 

@@ -157,7 +157,8 @@ class KernelLogReader:
             if priority in self._priorities and is_interesting(newest[newest.find(b";") + 1 :]):
                 _take(fold, sequence, newest)
         if oldest:
-            self._learn_clock(now, _time_us(oldest), _time_us(newest))
+            low = float("-inf") if self._drained_at is None else self._drained_at - _time_us(oldest) / 1e6
+            self._clock.learn(now, low, now - _time_us(newest) / 1e6)
         events = tuple(self._event(now, told) for told in sorted(fold.entries.values(), key=lambda told: told.sequence))
         if self._kmsg.drained:
             self._drained_at, self._backlog = now, False
@@ -180,10 +181,6 @@ class KernelLogReader:
             self._saved_at = float("-inf")
             self._save(now)
         self._kmsg.close()
-
-    def _learn_clock(self, now: float, oldest_us: int, newest_us: int) -> None:
-        low = float("-inf") if self._drained_at is None else self._drained_at - oldest_us / 1e6
-        self._clock.learn(now, low, now - newest_us / 1e6)
 
     def _event(self, now: float, told: Reported) -> NodeEvent:
         fact = told.fact

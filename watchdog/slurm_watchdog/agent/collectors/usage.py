@@ -77,9 +77,9 @@ def parse_file_limit(limits: bytes | None) -> int | None:
 
 
 KEY = "shared-memory"
-SHARED_EVERY_S = 120.0  # Between two looks at one that a job has for itself: the child takes 2 ms, 0.002 % of a core.
-SELDOM_S = 1920.0  # Between two looks where there is none: 30 s, doubled up to this.
-SHARED_FIRST_S = 30.0
+SHARED_EVERY_S = (
+    120.0  # Between two looks at those that jobs have for themselves: a child takes 2 ms, 0.002 % of a core.
+)
 MAX_STEPS = 64  # Of a node that are looked at.
 OLD_S = 3 * SHARED_EVERY_S  # What was read so long ago is not reported any more.
 
@@ -87,62 +87,40 @@ Place = tuple[str, str | None]  # Job and step.
 
 
 @dataclass
-class _Look:
-    pid: int
-    start_ticks: int
-    due: float
-    wait_s: float = SHARED_FIRST_S
-    found: tuple[float, int, int] | None = None  # When, bytes in use, and size.
-
-
-@dataclass
 class SharedMemories:
-    """Which steps have a /dev/shm of their own, and how full it is: of one process of each, in a child of its own.
-    Where there is none, the next looks come more and more rarely: a program may enter a container after its start."""
+    """Which steps have a /dev/shm of their own, and how full it is: of one process of each, in a child of its own."""
 
     workers: WorkerPool
-    _looks: dict[Place, _Look] = field(default_factory=dict)
+    _found: dict[Place, tuple[float, int, int] | None] = field(default_factory=dict)
+    """Of each step that was asked about: when, bytes in use, and size."""
+    _due: float = float("-inf")
     _asking: bool = False
 
     def collect(self, processes: Iterable[Process], now: float, deadline_s: float) -> tuple[Usage, ...]:
         """A row for each step that has one; requests what is due, and takes the answer in a later call. Never waits."""
-        self._choose(processes, now)
-        due = [(place, look) for place, look in self._looks.items() if now >= look.due]
-        if due and not self._asking:
-            self._ask(due, now, deadline_s)
+        first: dict[Place, int] = {}  # the rank with the smallest pid
+        for each in sorted(processes, key=lambda each: each.pid):
+            if each.role is Role.RANK and each.state not in ("Z", "X") and len(first) < MAX_STEPS:
+                first.setdefault((each.job_id, each.step_id), each.pid)
+        self._found = {place: found for place, found in self._found.items() if place in first}
+        if first and not self._asking and (now >= self._due or first.keys() - self._found.keys()):
+            self._ask(first, now, deadline_s)
         return tuple(
-            Usage(resource=Resource.SHARED_MEMORY, used=look.found[1], limit=look.found[2], job_id=job, step_id=step)
-            for (job, step), look in self._looks.items()
-            if look.found is not None and now - look.found[0] <= OLD_S
+            Usage(resource=Resource.SHARED_MEMORY, used=found[1], limit=found[2], job_id=job, step_id=step)
+            for (job, step), found in self._found.items()
+            if found is not None and now - found[0] <= OLD_S
         )
 
-    def _choose(self, processes: Iterable[Process], now: float) -> None:
-        """The rank of each step with the smallest pid, so that the same one is asked again."""
-        first: dict[Place, Process] = {}
-        for each in sorted(processes, key=lambda each: each.pid):
-            if each.role is Role.RANK and each.state not in ("Z", "X"):
-                first.setdefault((each.job_id, each.step_id), each)
-        chosen = {}
-        for place, each in list(first.items())[:MAX_STEPS]:
-            old = self._looks.get(place)
-            same = old is not None and (old.pid, old.start_ticks) == (each.pid, each.start_ticks)
-            chosen[place] = old if old is not None and same else _Look(each.pid, each.start_ticks, now)
-        self._looks = chosen
-
-    def _ask(self, due: list[tuple[Place, _Look]], now: float, deadline_s: float) -> None:
+    def _ask(self, first: dict[Place, int], now: float, deadline_s: float) -> None:
         def apply(answer: Answer[list[tuple[int, int] | None]]) -> None:
             self._asking = False
-            for (_, look), found in zip(due, answer.value or (), strict=False):
-                look.found = None if found is None else (now, *found)
-                look.wait_s = min(2 * look.wait_s, SELDOM_S) if found is None else SHARED_EVERY_S
-                look.due = now + look.wait_s
+            for place, found in zip(first, answer.value or (), strict=False):
+                self._found[place] = None if found is None else (now, *found)
 
-        request = ReadSharedMemory([look.pid for _, look in due])
-        if self.workers.ask(KEY, request, deadline_s, now, apply, idle_s=0.0) is None:
-            return
-        self._asking = True
-        for _, look in due:
-            look.due = now + SHARED_EVERY_S  # also where no answer comes
+        request = ReadSharedMemory(list(first.values()))
+        if self.workers.ask(KEY, request, deadline_s, now, apply, idle_s=0.0) is not None:
+            self._asking, self._due = True, now + SHARED_EVERY_S
+            self._found = {place: self._found.get(place) for place in first}
 
 
 class UsageCollector(Collector):

@@ -30,14 +30,14 @@ from slurm_watchdog.agent.delivery.channel import (
 )
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.structs import printable
 from slurm_watchdog.config.agent import Security
 from slurm_watchdog.identity.secret_files import TlsFiles
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import WireError, encode_report
 from slurm_watchdog.wire.delta import changes_between, delta_base
-from slurm_watchdog.wire.http_client import Connection, Response
-from slurm_watchdog.wire.printable import printable
+from slurm_watchdog.wire.http_client import Connection
 
 log = logging.getLogger(__name__)
 
@@ -272,7 +272,8 @@ class Sender:
         message = f"{self._controller} answered {response.status} {response.reason}: {text}"
         if 400 <= response.status < 500 and response.status not in TRY_AGAIN_LATER:
             raise Rejected(message)
-        raise RetryAfter(message, parse_retry_after(response))
+        wait = response.headers.get(b"retry-after", b"")  # a date in its place says nothing
+        raise RetryAfter(message, float(wait) if wait.isdigit() and len(wait) < 10 else 0.0)
 
 
 def in_words(error: Exception) -> str:
@@ -285,9 +286,3 @@ def in_words(error: Exception) -> str:
 
             return explain(error)
     return str(error)
-
-
-def parse_retry_after(response: Response) -> float:
-    """Seconds of the header Retry-After; 0 where there is none, or a date in its place."""
-    text = response.headers.get(b"retry-after", b"")
-    return float(text) if text.isdigit() and len(text) < 10 else 0.0

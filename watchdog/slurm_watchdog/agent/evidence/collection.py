@@ -35,7 +35,7 @@ from slurm_watchdog.agent.workers.request_types import (
 )
 from slurm_watchdog.agent.workers.worker import Answer, Value
 from slurm_watchdog.base.mounts import mount_of
-from slurm_watchdog.base.structs import picked
+from slurm_watchdog.base.structs import picked, printable
 from slurm_watchdog.model.collective_records import RasAnswer
 from slurm_watchdog.model.evidence import (
     FoundFile,
@@ -48,7 +48,6 @@ from slurm_watchdog.model.evidence import (
 )
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.protocol import CollectEvidence
-from slurm_watchdog.wire.printable import printable
 
 RAS = "NCCL's RAS"
 PROCESSES, NODE, KERNEL = "evidence:processes", "evidence:node", "evidence:kernel"
@@ -371,8 +370,8 @@ def bounded(evidence: NodeEvidence, limit: int = MAX_NODE_BYTES) -> NodeEvidence
     """`evidence` in at most `limit` bytes of JSON, as far as leaving things out can do it; what went is said
     in `problems`. Names of files that are no UTF-8 have their odd bytes replaced."""
     steps: tuple[tuple[str, Callable[[NodeEvidence], NodeEvidence]], ...] = (
-        ("Flight Recorder dumps stay on the node", _without_contents),
-        ("and what they say is left out", _without_records),
+        ("Flight Recorder dumps stay on the node", partial(_without, "content")),
+        ("and what they say is left out", partial(_without, "record")),
         ("only the first threads of each process were kept", _with_few_threads),
         ("environment, sockets and the lines of logs were left out", _without_details),
         ("only stacks of ranks were kept", lambda e: replace(e, ranks=tuple(r for r in e.ranks if r.role == "rank"))),
@@ -390,12 +389,8 @@ def bounded(evidence: NodeEvidence, limit: int = MAX_NODE_BYTES) -> NodeEvidence
     return evidence
 
 
-def _without_contents(evidence: NodeEvidence) -> NodeEvidence:
-    return replace(evidence, files=tuple(replace(each, content=None) for each in evidence.files))
-
-
-def _without_records(evidence: NodeEvidence) -> NodeEvidence:
-    return replace(evidence, files=tuple(replace(each, record=None) for each in evidence.files))
+def _without(field: str, evidence: NodeEvidence) -> NodeEvidence:
+    return replace(evidence, files=tuple(replace(each, **{field: None}) for each in evidence.files))
 
 
 def _with_few_threads(evidence: NodeEvidence) -> NodeEvidence:

@@ -13,8 +13,8 @@ import socket
 
 from slurm_watchdog.agent.evidence.process_state import Tables
 from slurm_watchdog.agent.proc.files import read_links, read_stat
-from slurm_watchdog.agent.processes.owner import check_process
 from slurm_watchdog.agent.workers.answer_types import Listeners
+from slurm_watchdog.agent.workers.become_user import check_process
 from slurm_watchdog.agent.workers.request_types import AskRas, FindListeners, WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.collective_records import RasAnswer

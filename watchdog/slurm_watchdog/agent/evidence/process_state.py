@@ -18,7 +18,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.proc.files import read_call_name, read_file, read_links, read_stat, read_words
-from slurm_watchdog.agent.processes.owner import check_process
+from slurm_watchdog.agent.workers.become_user import check_process
 from slurm_watchdog.agent.workers.request_types import ReadProcessStates, WorkerState
 from slurm_watchdog.base.mounts import mount_of, read_mounts
 from slurm_watchdog.model.evidence import LockWait, ProcessState, SocketState, ThreadState

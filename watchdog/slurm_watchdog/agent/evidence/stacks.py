@@ -31,8 +31,7 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.evidence.tool import Means, Ran, run_tools
 from slurm_watchdog.agent.proc.files import read_call_name, read_file, read_stat, read_words
 from slurm_watchdog.agent.proc.system_call import SystemCall, int32, parse_io_bytes, parse_syscall
-from slurm_watchdog.agent.processes.owner import read_refusal
-from slurm_watchdog.agent.workers.become_user import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE
+from slurm_watchdog.agent.workers.become_user import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, read_refusal
 from slurm_watchdog.agent.workers.request_types import DumpProcessStacks, WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import closing, opened

@@ -112,9 +112,12 @@ class OrphanGpuProcesses:
                 continue  # most of a node's processes: kernel threads, the system's own
             if member is not None and not member.left_over and (running is None or member.job_id in running):
                 busy_uids.add(uid)
-            elif not _is_dead(entry) and pid not in ours and (member is None or running is not None):
+            elif entry.is_kernel_thread or not entry.has_living_thread or pid in ours:
+                continue  # nothing of it is left that could hold anything, or it is ours
+            elif member is None or running is not None:
                 suspects[entry.key] = entry
-        if not suspects or not self._has_gpus(gpus):
+        has_gpus = gpus or self._held or any(os.path.exists(f"{self.devices}{minor}") for minor in (0, 1))
+        if not suspects or not has_gpus:
             self._held.clear()
             self._since.clear()
             return ()
@@ -128,7 +131,9 @@ class OrphanGpuProcesses:
                 continue
             lasted_s = now - self._since.setdefault(key, now)
             holder = self._describe(entry, gpus, listed.get(key[0]), uptime_s)
-            if holder is not None and lasted_s >= self._grace_of(entry):
+            seen_running = entry.member is not None and entry.member.job_id in self._seen_running
+            grace_s = self.grace_s if seen_running else max(self.grace_s, UNSEEN_JOB_GRACE_S)
+            if holder is not None and lasted_s >= grace_s:
                 orphan_for_s = None if running is None else lasted_s
                 found.append(replace(holder, orphan_for_s=orphan_for_s))
         self._ask_users({holder.uid for holder in found}, now)
@@ -181,10 +186,6 @@ class OrphanGpuProcesses:
                     return f"its user has job {other.job_id} here now, which may be using it"
         return None
 
-    def _grace_of(self, entry: Entry) -> float:
-        job_id = entry.member.job_id if entry.member is not None else None
-        return self.grace_s if job_id in self._seen_running else max(self.grace_s, UNSEEN_JOB_GRACE_S)
-
     def _is_daemon(self, entry: Entry) -> bool:
         if entry.member is not None:
             return False
@@ -203,9 +204,6 @@ class OrphanGpuProcesses:
         self._daemons = {key: known for key, known in self._daemons.items() if key[0] in suspects}
 
     # -- what they hold ----------------------------------------------------------------------------------------
-
-    def _has_gpus(self, gpus: tuple[Gpu, ...]) -> bool:
-        return bool(gpus) or bool(self._held) or any(os.path.exists(f"{self.devices}{minor}") for minor in (0, 1))
 
     def _read_links(self, suspects: Mapping[Key, Entry], listed: Mapping[int, object], now: float) -> None:
         """First those that are new and came from a job or are on NVML's list, then everybody in turn."""
@@ -296,8 +294,3 @@ def _listed_by_nvml(gpus: tuple[Gpu, ...]) -> dict[int, list[tuple[Gpu, int | No
         for index, pid in enumerate(gpu.pids or ()):
             listed.setdefault(pid, []).append((gpu, sizes[index] if index < len(sizes) else None))
     return listed
-
-
-def _is_dead(entry: Entry) -> bool:
-    """Nothing of it is left that could hold anything. (A zombie with threads has one that can't be killed.)"""
-    return entry.is_kernel_thread or (entry.stat.state in ("Z", "X") and entry.stat.threads <= 1)

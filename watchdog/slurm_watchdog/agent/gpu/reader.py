@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET
@@ -27,13 +26,13 @@ from slurm_watchdog.model.observations import FaultSeverity, Gpu, NodeEvent
 MAX_LINE = 200  # Characters of an event's line.
 
 
-def make_gpu(row: GpuRow, processes: GpuProcesses | None = None, health: GpuHealthRow | None = None) -> Gpu:
-    """One GPU from the row that the child read in this tick, and from its newest processes and health."""
-    slow = msgspec.structs.asdict(health) if health is not None else {}
-    held = _by_pid(processes) if processes is not None else None
-    if held is not None:
-        slow |= {"pids": tuple(held), "process_memory_bytes": tuple(held.values())}
-    return replace(only(Gpu, row), **slow)
+def make_gpu(row: GpuRow) -> Gpu:
+    """One GPU from the row that the child read in this tick, with its newest processes and health."""
+    more = msgspec.structs.asdict(row.health) if isinstance(row.health, GpuHealthRow) else {}
+    if isinstance(row.processes, tuple):
+        held = _by_pid(row.processes)
+        more |= {"pids": tuple(held), "process_memory_bytes": tuple(held.values())}
+    return replace(only(Gpu, row), **more)
 
 
 def _by_pid(processes: GpuProcesses) -> dict[int, int | None]:
@@ -93,14 +92,6 @@ MAX_KNOWN = 128  # GPUs that are remembered, those that are gone included.
 MAX_EVENTS = 64  # Kept until the next report, equal ones folded: a GPU in trouble may announce hundreds a second.
 
 
-@dataclass
-class _Slow:
-    """The newest processes and health of one GPU; None: not read, or refused."""
-
-    processes: GpuProcesses | None = None
-    health: GpuHealthRow | None = None
-
-
 class GpuReader(msgspec.Struct):
     """Asks the child in every tick and remembers which GPUs there are."""
 
@@ -111,7 +102,7 @@ class GpuReader(msgspec.Struct):
     max_known: int = MAX_KNOWN
     events_dropped: int = 0  # Events that were too many for one report: counted by the last drain_events.
     _known: dict[str, Gpu] = {}  # UUID -> the GPU without values, since the agent started.
-    _slow: dict[str, _Slow] = {}  # By UUID.
+    _slow: dict[str, GpuRow] = {}  # By UUID, with the newest processes and health.
     _read_at: dict[tuple[int, str], float] = {}  # (index, PROCESSES or HEALTH) -> when it was last read.
     _rows: int = 0  # How many GPUs NVML listed last.
     _fresh: tuple[Gpu, ...] | None = None  # What came since the last report.
@@ -134,7 +125,7 @@ class GpuReader(msgspec.Struct):
     def suspect(self, pids: Iterable[int], now: float) -> None:
         """Ranks that are blocked now: if one of them is new and in no list yet, the next request lists everybody, too.
         A job that has just begun is not listed for a minute; a stall in that minute is to be reported with its GPU."""
-        named = {pid for slow in self._slow.values() for pid, _ in slow.processes or ()}
+        named = {pid for row in self._slow.values() for pid, _ in row.processes or ()}
         new = set(pids) - named
         if new - self._suspects and now - self._suspected_at >= SUSPECT_EVERY_S:
             self._list_all, self._suspected_at, self._suspects = True, now, new
@@ -225,8 +216,7 @@ class GpuReader(msgspec.Struct):
             uuid = row.uuid
             if row.unreadable:
                 self._forget(row.index, uuid)
-            slow = self._keep_slow(row) if uuid else _Slow()
-            gpu = make_gpu(row, slow.processes, slow.health)
+            gpu = make_gpu(self._with_slow(row) if uuid else row)
             if not uuid:
                 nameless.append(gpu)
             elif uuid not in gpus:  # twice: the list changed while it was read; the first is as good as any
@@ -244,16 +234,16 @@ class GpuReader(msgspec.Struct):
         self._fresh = (*found, *(without_values(gpu, "NVML does not list this GPU any more") for gpu in gone))
         self._renew_if_needed(bool(gone) or any(row.unreadable for row in rows))
 
-    def _keep_slow(self, row: GpuRow) -> _Slow:
-        """Keeps what was read in this tick, and returns all that is known of this GPU."""
-        slow = self._slow.setdefault(row.uuid, _Slow())
-        if row.processes is not UNSET:
-            slow.processes = row.processes
-            self._read_at[row.index, PROCESSES] = self._asked_at
-        if row.health is not UNSET:
-            slow.health = row.health
-            self._read_at[row.index, HEALTH] = self._asked_at
-        return slow
+    def _with_slow(self, row: GpuRow) -> GpuRow:
+        """The row, with what was read of this GPU in earlier ticks."""
+        before = self._slow.get(row.uuid)
+        for what in (PROCESSES, HEALTH):
+            if getattr(row, what) is not UNSET:
+                self._read_at[row.index, what] = self._asked_at
+            elif before is not None:
+                row = replace(row, **{what: getattr(before, what)})
+        self._slow[row.uuid] = row
+        return row
 
     def _forget(self, index: int, uuid: str) -> None:
         """Drops what a GPU said before it fell silent; all is read again when it answers."""

@@ -15,14 +15,14 @@ from functools import partial
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.logs.follow import MAGIC
-from slurm_watchdog.agent.logs.open_logs import FollowedJob, LogMemory, OpenLogs, Plan
+from slurm_watchdog.agent.logs.open_logs import FollowedJob, LogMemory, OpenLogs
 from slurm_watchdog.agent.processes.identity_cache import IDENTIFY
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import SETTLE_S
 from slurm_watchdog.agent.workers.answer_types import FollowedLogs
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import ListMounts
+from slurm_watchdog.agent.workers.request_types import Follow, ListMounts
 from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base.mounts import Mount, MountNews, mount_of
 from slurm_watchdog.base.structs import only
@@ -226,7 +226,7 @@ class JobLogs:
         self, now: float, environs: Mapping[str, Mapping[str, str]], deadline_s: float, here: set[int]
     ) -> tuple[list[tuple[str, str]], dict[tuple[str, str], str]]:
         """`here`: users with a process. As another no child is started, but one that is there reads the last lines."""
-        plan: dict[tuple[str, int], Plan] = {}
+        plan: dict[tuple[str, int], Follow] = {}
         followed, hung = [], {}
         for job_id, job in self.jobs.items():
             uid = self.owner_of(job_id)
@@ -239,7 +239,7 @@ class JobLogs:
                     continue
                 key = self.key_of(path, uid)
                 start = self._read_so_far((job_id, path), starts.get(mask_words(path)))
-                planned = plan.setdefault((key, uid), Plan())
+                planned = plan.setdefault((key, uid), Follow([], [], {}))
                 planned.files.append((job_id, path, start))
                 if watch is not None and watch.progress_patterns:
                     planned.own[job_id] = list(watch.progress_patterns)
@@ -249,10 +249,10 @@ class JobLogs:
             for pattern in job.found:
                 if self.why_untouched(pattern) is not None:
                     continue
-                plan.setdefault((self.key_of(pattern, uid), uid), Plan()).globs.append((job_id, pattern))
+                plan.setdefault((self.key_of(pattern, uid), uid), Follow([], [], {})).globs.append((job_id, pattern))
         requests = [
             self.probes.ask(
-                key, each.request(self._taken.get(key)), deadline_s, now, partial(self._apply_news, now), uid
+                key, replace(each, taken=self._taken.get(key)), deadline_s, now, partial(self._apply_news, now), uid
             )
             for (key, uid), each in plan.items()
             if uid < 0 or uid in here or key in self.probes.names()

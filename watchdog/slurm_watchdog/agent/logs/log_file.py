@@ -37,17 +37,13 @@ MAX_EVENTS = 50  # Of each kind, a file and a report.
 def make_event(line: str, fact: LogFact, age_s: float) -> Event:
     """`line`, which was written `age_s` ago, and what it says; without job and source, which the agent adds. A loss
     that is NaN or infinite has a field of its own: JSON has no word for it."""
+    stamp = stamp_of(line.lstrip()) if fact.kind is EventKind.PROGRESS and fact.step_s is None else None
     loss = fact.loss if fact.loss is None or isfinite(fact.loss) else None
     return picked(
         Event, fact, job_id="", source="", age_s=age_s, line=kept_line(line), loss=loss,
         loss_is_no_number=loss is not fact.loss,
-        written_s=_written_s(line) if fact.kind is EventKind.PROGRESS and fact.step_s is None else None,
+        written_s=None if stamp is None else stamp.seconds,
     )  # fmt: skip
-
-
-def _written_s(line: str) -> float | None:
-    stamp = stamp_of(line.lstrip())
-    return None if stamp is None else stamp.seconds
 
 
 def condense(events: list[Event], limit: int = MAX_EVENTS) -> tuple[list[Event], int]:

@@ -10,7 +10,7 @@ import msgspec
 
 from slurm_watchdog.agent.processes.identity_cache import IDENTIFY
 from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import Follow, ListOpenLogs
+from slurm_watchdog.agent.workers.request_types import ListOpenLogs
 from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.knowledge.ray_train import WorkerRank
 from slurm_watchdog.model.observations import Event, LogFile, Process, Role
@@ -33,17 +33,6 @@ class LogMemory(msgspec.Struct, frozen=True, kw_only=True):
     jobs: dict[str, FollowedJob] = {}
     rows: tuple[tuple[LogFile, float], ...] = ()
     recent: tuple[tuple[float, Event], ...] = ()  # In the order in which they were read.
-
-
-class Plan(msgspec.Struct):
-    """What one child is asked in one look."""
-
-    files: list[tuple[str, str, int | None]] = []
-    globs: list[tuple[str, str]] = []
-    own: dict[str, list[str]] = {}  # Of each job, the site's patterns of progress.
-
-    def request(self, taken: str | None) -> Follow:
-        return Follow(self.files, self.globs, self.own, taken)
 
 
 LIST_FIRST_S, LIST_EVERY_S = 10.0, 300.0

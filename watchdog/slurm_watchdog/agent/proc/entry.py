@@ -119,10 +119,13 @@ class Status:
     """What is used of /proc/PID/status."""
 
     state: str
-    uid: int = -1  # The effective one; -1 where it is missing.
-    real_uid: int = -1
+    uids: tuple[int, ...] = ()  # Real, effective, saved and file-system user; empty where they are missing.
     has_memory: bool = False  # Kernel threads and zombies have none.
     container_pid: int | None = None  # Its number in its own PID namespace, where that lies below ours.
+
+    @property
+    def real_uid(self) -> int:
+        return self.uids[0] if self.uids else -1
 
 
 def parse_stat(text: bytes) -> Stat:
@@ -144,8 +147,7 @@ def parse_status(text: bytes) -> Status:
     state, uids, numbers = (_words_of(text, name) for name in (b"\nState:", b"\nUid:", b"\nNSpid:"))
     return Status(
         state=state[0].decode() if state else "",
-        uid=int(uids[1]) if len(uids) > 1 else -1,
-        real_uid=int(uids[0]) if uids else -1,
+        uids=tuple(map(int, uids[:4])),
         has_memory=b"\nVmSize:" in text,
         container_pid=int(numbers[-1]) if len(numbers) > 1 else None,
     )
@@ -176,7 +178,6 @@ class Entry:
 
     known: ProcessFacts
     stat: Stat
-    container_pid: int | None = None
     ticks: int = 0
     identified: int = 0
     member: JobMember | None = None

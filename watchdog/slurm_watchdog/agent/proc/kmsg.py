@@ -1,8 +1,7 @@
 """Reading /dev/kmsg: one record a read, without ever waiting, and never deaf.
 
 The kernel overwrites the oldest records of its ring; a reader that was too slow gets EPIPE and continues with
-the oldest that is left: what it missed is the gap in the sequence. A device that breaks, goes away or is
-replaced is opened again, with back-off.
+the oldest that is left: what it missed is the gap in the sequence. A device that breaks is opened again, with back-off.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ KERNEL_LOG = "/dev/kmsg"
 KMSG_DEVICE = (1, 11)  # Of /dev/kmsg (admin-guide/devices.txt); in a container the path may be /dev/null or a console.
 FIRST_RETRY_S = 5.0
 LAST_RETRY_S = 60.0
-CHECK_EVERY_S = 60.0  # Between two looks whether the path still leads to the device that is open.
 
 Header = tuple[bytes, int, bytes]  # Priority as written, sequence, and the whole record.
 
@@ -39,7 +37,6 @@ class KmsgFile:
         """Takes over the descriptor `passed`, if there is one. Raises OSError if it is not the kernel's log."""
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
         self._fd = os.open(path, flags) if passed is None else passed
-        self._path = path if passed is None else None
         status = os.fstat(self._fd)
         numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
         if not stat.S_ISCHR(status.st_mode) or numbers != KMSG_DEVICE:
@@ -50,13 +47,6 @@ class KmsgFile:
     def read(self) -> bytes:
         """One record. Raises BlockingIOError if there is no more; EPIPE if unread records were overwritten."""
         return os.read(self._fd, BUFFER_BYTES)
-
-    def is_current(self) -> bool:
-        """Whether its path still leads to it."""
-        try:
-            return self._path is None or os.path.samestat(os.stat(self._path), os.fstat(self._fd))
-        except OSError:
-            return False
 
     def fileno(self) -> int:
         """Of the open device."""
@@ -73,7 +63,6 @@ class Kmsg:
         self._path, self._open_device = path, open_device
         self._device: KmsgFile | None = None
         self._opened_at = self._retry_at = float("-inf")
-        self._checked_at = 0.0
         self._retry_s = FIRST_RETRY_S
         self._newest: int | None = None
         self._fresh = False
@@ -130,11 +119,6 @@ class Kmsg:
         return fields[0], sequence, data
 
     def _ready(self, now: float) -> KmsgFile | None:
-        if self._device is not None and now - self._checked_at >= CHECK_EVERY_S:
-            self._checked_at = now
-            if not self._device.is_current():
-                log.warning("%s has been replaced: opening it again", self._path)
-                self.close()
         if self._device is None and now >= self._retry_at:
             self._open(now)
         return self._device
@@ -148,7 +132,7 @@ class Kmsg:
         if self.problem:
             log.warning("%s can be read again", self._path)
         self.problem, self._newest, self._fresh = None, None, True
-        self._opened_at = self._checked_at = now
+        self._opened_at = now
 
     def _at_end(self, now: float) -> None:
         self.drained = True

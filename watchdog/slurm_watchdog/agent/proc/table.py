@@ -118,7 +118,7 @@ class ProcessTable:
             )
             if stat.ppid != self.spawner:
                 self.to_identify.add(pid)
-        entry = self.entries[pid] = Entry(known, stat, status.container_pid, state_since=now)
+        entry = self.entries[pid] = Entry(known, stat, state_since=now)
         self.suspects.discard(pid)
         self.changed = True
         return entry

@@ -20,8 +20,8 @@ from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.proc.job_membership import may_hold_a_rank
 from slurm_watchdog.agent.proc.system_call import int32, parse_syscall
 from slurm_watchdog.agent.processes.open_mounts import read_fault
-from slurm_watchdog.agent.processes.owner import check_process, read_refusal
 from slurm_watchdog.agent.workers.answer_types import IdentifiedProcess, ResolvedCall
+from slurm_watchdog.agent.workers.become_user import check_process, read_refusal
 from slurm_watchdog.agent.workers.request_types import (
     BlockedCall,
     IdentifyProcesses,

@@ -105,19 +105,15 @@ class Identities(msgspec.Struct):
 
     def problems(self) -> list[str]:
         """Users with more processes than can be asked about at once, and those on whom a child has hung."""
-        found = []
-        if self.table.unmet:
-            uid, count = self.table.unmet.most_common(1)[0]
-            found.append(
-                f"{count} new processes of {self._user(uid)} are not looked at yet: {NEW_AT_ONCE} are in a tick, in "
-                "turn by user"
+        waiting = self.waiting if self.waiting.total() > MAX_AT_ONCE else Counter[int]()
+        found = [
+            f"{count} new processes of {self._user(uid)} {wait}: {at_once} are in a tick, in turn by user"
+            for counts, wait, at_once in (
+                (self.table.unmet, "are not looked at yet", NEW_AT_ONCE),
+                (waiting, "wait to be identified", MAX_AT_ONCE),
             )
-        if self.waiting.total() > MAX_AT_ONCE:
-            uid, count = self.waiting.most_common(1)[0]
-            found.append(
-                f"{count} new processes of {self._user(uid)} wait to be identified: {MAX_AT_ONCE} are in a tick, in "
-                "turn by user"
-            )
+            for uid, count in counts.most_common(1)
+        ]
         for uid, pid in self.distrusted.items():
             found.append(
                 f"process {pid} of {self._user(uid)} held up who identifies it: this user's processes are asked "

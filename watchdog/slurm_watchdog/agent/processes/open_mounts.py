@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from slurm_watchdog.agent.proc.files import read_links
 from slurm_watchdog.agent.proc.system_call import is_storage
-from slurm_watchdog.agent.processes.owner import check_process
+from slurm_watchdog.agent.workers.become_user import check_process
 from slurm_watchdog.agent.workers.request_types import ListOpenMounts, ReadSharedMemory, WorkerState
 from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.base.mounts import NOT_PROBED, Mount, mount_of, read_mounts, strip_deleted

@@ -416,7 +416,7 @@ def describe(entry: Entry, blocked: Blocked | None, now: float) -> Process:
         threads=stat.threads,
         context_switches=entry.switches,
         runnable_s=entry.runnable_s,
-        container_pid=entry.container_pid,
+        container_pid=known.own_pid,
         blocked=blocked,
         collective_timeout_s=None if timeout is None else timeout[0],
         collective_timeout_assumed=timeout is not None and timeout[1],

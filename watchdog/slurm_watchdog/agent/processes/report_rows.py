@@ -13,22 +13,20 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.proc.entry import HANGS
+from slurm_watchdog.agent.proc.entry import HANGS, Key
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.protocol import CommandResult
 from slurm_watchdog.model.report import LeftOut, Report
 
 HELPERS_OF_JOB = 64  # Of one job on one node, beside those that hang: shells, launchers and `tee` are a dozen.
-PROCESSES = 2048  # Of a node. About 300 bytes each; the controller takes 4,096 (state.report_bounds).
+PROCESSES = 2048  # Of a node. About 300 bytes each; the controller takes 4,096 (state.reported_processes).
 MAX_SAID = 64  # Jobs and users for which it is reported how much was left out.
 FEW_EVENTS = 200
 LONGEST_NAME = 1024  # Characters of a path in a report that was too large otherwise.
 ORDER = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
 
 NO_CROWD: Mapping[tuple[str, int], int] = MappingProxyType({})
-
-Key = tuple[int, int]  # (pid, start ticks).
 
 
 def choose(

@@ -21,7 +21,7 @@ from contextlib import suppress
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.proc.entry import KERNEL_THREAD, Stat, parse_cgroup, parse_stepd
+from slurm_watchdog.agent.proc.entry import KERNEL_THREAD, Stat, parse_cgroup, parse_status, parse_stepd
 from slurm_watchdog.agent.proc.files import (
     BOOT_ID,
     DEVICES,
@@ -32,7 +32,6 @@ from slurm_watchdog.agent.proc.files import (
     read_stat,
     read_words,
 )
-from slurm_watchdog.agent.processes.owner import parse_uids
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.request_types import SignalProcess, WorkerState
 from slurm_watchdog.base.descriptors import closing, describe
@@ -263,6 +262,6 @@ def _step_above(pid: int, processes: dict[int, Stat], steps: dict[int, str | Non
 
 def _uids(pid: int) -> tuple[int, ...]:
     """Real, effective, saved and file-system user. Raises OSError, ValueError."""
-    if uids := parse_uids(read_file(f"/proc/{pid}/status")):
+    if uids := parse_status(read_file(f"/proc/{pid}/status")).uids:
         return uids
     raise ValueError("no user is given")

@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from slurm_watchdog.agent.proc.entry import parse_stat
 from slurm_watchdog.agent.proc.files import links_of, read_file
 from slurm_watchdog.agent.proc.system_call import int32, parse_syscall
-from slurm_watchdog.agent.processes.owner import check_process
 from slurm_watchdog.agent.workers.answer_types import OpenDevices, ThreadCall, ThreadFacts
+from slurm_watchdog.agent.workers.become_user import check_process
 from slurm_watchdog.agent.workers.request_types import ReadThreads, WorkerState
 from slurm_watchdog.knowledge.syscalls import FD_ARGUMENT, idle_numbers, name_of
 

@@ -61,19 +61,15 @@ class Admission:
             self.drop(min(idle, key=lambda worker: worker.used_at))
         return bool(idle)
 
-    def limited_users(self, now: float) -> dict[int, int]:
-        """Users who were refused a child in the last minute, with how many of theirs hang. For any thread."""
-        waiting = Counter(worker.uid for worker in list(self.workers.values()) if worker.hung)
-        return {uid: waiting[uid] for uid, at in list(self._limited.items()) if now - at < LIMITED_S and waiting[uid]}
-
     def problems(self, now: float) -> Iterator[str]:
         """Why something was not asked: a sentence each."""
         groups = Counter(group_of(worker.key) for worker in self.workers.values() if worker.hung)
         for group, count in groups.items():
             if count >= MAX_HUNG_OF_GROUP:
                 yield f"probes: {count} children of {group} hang: no more of them are started"
-        for uid, count in self.limited_users(now).items():
-            yield f"probes: {count} children of uid {uid} hang or do not answer: no more are started for this user"
+        hung = Counter(worker.uid for worker in self.workers.values() if worker.hung)
+        for uid in [uid for uid, at in self._limited.items() if now - at < LIMITED_S and hung[uid]]:
+            yield f"probes: {hung[uid]} children of uid {uid} hang or do not answer: no more are started for this user"
         if len(self.workers) >= self.max_workers and all(
             worker.request is not None for worker in self.workers.values()
         ):

@@ -1,17 +1,22 @@
-"""Turning a child into another user, for good and without anything left of what it could do before.
+"""Turning a child into another user, for good and without anything left of what it could do before; and whose a process
+is: what is not one ordinary user's, through and through, is not looked into.
 
 Root loses its capabilities with its last uid 0. A helper that is no one in particular and holds a few capabilities
-would keep them through the same calls: so they are given up by name, and the kernel is asked afterwards.
+would keep them through the same calls: so they are given up by name, and the kernel is asked afterwards. A set-user-id
+program, or one whose rights were changed under way, is another's: its users differ, or the owner of its /proc/PID.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import pwd
 import struct
 from collections.abc import Iterable
 
+from slurm_watchdog.agent.proc.entry import parse_status
+from slurm_watchdog.agent.workers.request_types import WorkerState
 from slurm_watchdog.base.descriptors import describe
 
 CAPABILITY_VERSION_3 = 0x20080522  # linux/capability.h
@@ -138,17 +143,12 @@ def become(uid: int) -> str | None:
         os.setgroups(groups)
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
-        give_up_capabilities()
+        _set_capabilities(0)
     except OSError as error:
         return f"cannot become uid {uid}: {describe(error)}"
     if 0 in os.getresuid() or capabilities():
         return f"cannot become uid {uid}: the kernel left it extra rights"
     return None
-
-
-def give_up_capabilities() -> None:
-    """Effective, permitted and inheritable ones, and with them the ambient ones. Raises OSError."""
-    _set_capabilities(0)
 
 
 def keep_capabilities(kept: Iterable[int]) -> None:
@@ -168,9 +168,34 @@ def keep_capabilities(kept: Iterable[int]) -> None:
 
 
 def _set_capabilities(mask: int) -> None:
+    """Effective, permitted and inheritable ones; ambient ones go with them. Raises OSError."""
     header = ctypes.create_string_buffer(struct.pack("=Ii", CAPABILITY_VERSION_3, 0))
     low, high = mask & 0xFFFFFFFF, mask >> 32
     data = struct.pack("=6I", low, low, low, high, high, high)
     if _LIBC.capset(header, ctypes.create_string_buffer(data, 24)) != 0:
         problem = ctypes.get_errno()
         raise OSError(problem, os.strerror(problem))
+
+
+def refusal_to_look(uids: tuple[int, ...], shown_uid: int, own: int | None) -> str | None:
+    """Why a process with these users is not looked into; None if it is one ordinary user's, or all of it `own`'s.
+    `shown_uid` is the owner of its /proc/PID: another one than its user where it may not be dumped."""
+    if not uids:
+        return "whose process it is cannot be read"
+    if {*uids, shown_uid} != {uids[0]}:
+        shown = "/".join(str(uid) for uid in dict.fromkeys((*uids, shown_uid)))
+        return f"it is a set-user-id program, or may not be looked into (uid {shown})"
+    return None if uids[0] == own else refusal_as(uids[0])
+
+
+def read_refusal(pid: int, worker: WorkerState) -> str | None:
+    """Why a living process is not looked into, None if it may be. Never blocks. Raises OSError if it has ended."""
+    with open(f"/proc/{pid}/status", "rb") as file:
+        uids = parse_status(file.read(8192)).uids
+    return refusal_to_look(uids, os.stat(f"/proc/{pid}").st_uid, worker.own_uid)
+
+
+def check_process(pid: int, worker: WorkerState) -> None:
+    """Raises PermissionError with the reason if it is not to be looked into, another OSError if it is gone."""
+    if (refusal := read_refusal(pid, worker)) is not None:
+        raise PermissionError(errno.EPERM, f"process {pid}: {refusal}")

@@ -44,12 +44,6 @@ class CpuSpentError(BaseException):
     """The CPU time of one request is spent. No Exception: what a function forgives does not include this."""
 
 
-def forbid_core_files() -> None:
-    """This process and what it starts leave no core file: it would hold other users' data."""
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 def limit_address_space(room: int = ADDRESS_SPACE) -> None:
     """At most `room` bytes more than this process has mapped now. Where that is not known nothing changes."""
     with suppress(ValueError, OSError, IndexError):
@@ -222,7 +216,8 @@ def _work_for_ever(fd: int, key: str, uid: int, functions: Functions, parent: in
     os.chdir("/")
     # What `ps` and `top` call this process: the kernel keeps 15 bytes.
     _LIBC.prctl(PR_SET_NAME, f"swd {key}".encode(errors="surrogateescape"))
-    forbid_core_files()
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it would hold other users' data
     worker = WorkerState(uid)
     # An agent that lets go without waiting for the answer is no failure of ours.
     with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionResetError, BrokenPipeError):

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from slurm_watchdog.actuate.by_agent import content_for
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.decision_inputs import (
-    CHUNKS,
+    CHUNK,
+    TOGETHER_FROM,
     DecisionInputs,
     DecisionPorts,
-    TickChunks,
     TickContext,
 )
 from slurm_watchdog.controller.actions.owned_paths import OwnedPaths
@@ -36,18 +36,17 @@ Matter = str | GpuProcess  # The id of a job, or a process.
 class Decider:
     """Decides about every incident, once; what is allowed is given to the executor. One event loop owns it."""
 
-    def __init__(self, config: Config, ports: DecisionPorts, chunks: TickChunks = CHUNKS):
+    def __init__(self, config: Config, ports: DecisionPorts, chunk: int = CHUNK):
         """Raises JournalError."""
         self._paths = OwnedPaths(config.jobs, ports.cluster)
         self._inputs = DecisionInputs(config, ports, self._paths)
         self._journal, self._cluster, self._judgement = ports.journal, ports.cluster, ports.judgement
         self._executor, self._news = ports.executor, ports.news
         self._new_id, self._new_incident_id = ports.new_id, ports.new_incident_id
-        self._monotonic, self._wall, self._chunks = ports.monotonic, ports.wall, chunks
+        self._monotonic, self._wall, self._chunk = ports.monotonic, ports.wall, chunk
         self._earlier: dict[str, list[Decision]] = {}
         """Incident -> its decisions, oldest first, as the journal has them: read once, and written through."""
-        self._failed: set[str] = set()
-        """Decisions of the incidents in `_earlier` whose action has ended without success."""
+        self._failed: set[str] = set()  # Decisions in `_earlier` whose action has ended without success.
 
     def decide(self, now: float) -> None:
         """Looks at every incident that fires and is not explained by another one, all in one piece."""
@@ -78,9 +77,9 @@ class Decider:
         held back to be written together."""
         known = {incident.id: incident for incident in self._judgement.incidents}
         context: TickContext | None = None
-        held: list[tuple[Incident, Decision]] | None = [] if len(known) > self._chunks.together_from else None
+        held: list[tuple[Incident, Decision]] | None = [] if len(known) > TOGETHER_FROM else None
         made = 0
-        while left and made < self._chunks.size:
+        while left and made < self._chunk:
             incident = known.get(left.popleft())
             if incident is None or not is_announced(incident):
                 continue

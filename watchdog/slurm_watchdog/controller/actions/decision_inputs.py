@@ -4,6 +4,7 @@ same Decider with a journal in memory and an executor that only writes down."""
 from __future__ import annotations
 
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -36,16 +37,8 @@ from slurm_watchdog.trace.records import Asked
 HISTORY_S = 7 * 86400.0  # Attempts on a job are counted over a week, Slurm's usual longest time limit.
 
 
-@dataclass(frozen=True)
-class TickChunks:
-    """How a tick with thousands of incidents is divided, so that requests and actions are served in between."""
-
-    together_from: int = 20
-    """Changes, or open incidents, from which on they are written together: one wait for the disk."""
-    size: int = 250  # Changes, or decisions, before other work is served: about a tenth of a second.
-
-
-CHUNKS = TickChunks()
+CHUNK = 250  # Changes, or decisions, before other work is served: about a tenth of a second.
+TOGETHER_FROM = 20  # Changes, or open incidents, from which on they are written together: one wait for the disk.
 
 
 class Executor(Protocol):
@@ -109,8 +102,7 @@ class DecisionPorts:
     judgement: Judge
     executor: Executor
     news: DecisionNews
-    blind: Callable[[float], str | None]
-    """Why nothing may be done at this moment (monotonic), a sentence; None if all is seen well."""
+    blind: Callable[[float], str | None]  # Why nothing may be done now (monotonic), a sentence; None: all is seen well.
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12]  # Of a decision.
     new_incident_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12]
     monotonic: Callable[[], float] = clock.monotonic
@@ -141,8 +133,7 @@ class DecisionInputs:
         ago = ports.monotonic() - ports.wall()
         self._decided_mono = {
             each.id: each.decided_at + ago for each in self._journal.decisions_since(ports.wall() - HISTORY_S)
-        }
-        """When an action was allowed, on a clock that no one sets: those of earlier lives by the date at our start."""
+        }  # When an action was allowed, on a clock that no one sets: those of earlier lives by the date at our start.
 
     def note_allowed(self, decision: Decision, now: float) -> None:
         """An action was allowed now."""
@@ -158,12 +149,16 @@ class DecisionInputs:
     def context(self, now: float) -> TickContext:
         """What is the same for every incident at this moment (monotonic). Raises JournalError."""
         nodes = self._cluster.agents.known()
-        active = [job for job in self._cluster.jobs.values() if job.state in RUNNING]
+        jobs = self._cluster.jobs.values()
+        active = [job for job in jobs if job.state in RUNNING]
         wall = self._wall()
         cooldown_s = self.config.policy.storm_cooldown
         self._storm_of = {uid: at for uid, at in self._storm_of.items() if now - at <= cooldown_s}
         self._decided_mono = {each: at for each, at in self._decided_mono.items() if now - at < HISTORY_S}
-        paused = self._journal.paused()
+        paused, faults = self._journal.paused(), defaultdict[str, list[Incident]](list)
+        for each in self._judgement.incidents:
+            for node in each.exclude_nodes if each.kind in HARDWARE_FAULTS else ():
+                faults[node].append(each)
         return TickContext(
             now_wall=wall,
             paused=None if paused is None else (paused[0] or "no reason given"),
@@ -174,7 +169,7 @@ class DecisionInputs:
             nodes_silent=len(nodes) - len(self._cluster.agents.reporting(now)),
             drained_by_us=len(self._journal.node_entries("drained")),
             users_running=len({job.uid for job in active}),
-            in_trouble=in_trouble(self._judgement.incidents, self._cluster.owner_of),
+            in_trouble=in_trouble(self._judgement.incidents, {each.job_id: each.uid for each in jobs}.get),
             crash_loops={
                 job_id: each.summary
                 for each in reversed(self._judgement.incidents)
@@ -185,7 +180,7 @@ class DecisionInputs:
             suspects=suspect_nodes(self._judgement.incidents),
             outages=tuple(each for each in self._judgement.incidents if each.kind == IncidentKind.FILESYSTEM_OUTAGE),
             full=tuple(each for each in self._judgement.incidents if each.kind == IncidentKind.DISK_FULL),
-            faults=_by_node(each for each in self._judgement.incidents if each.kind in HARDWARE_FAULTS),
+            faults=faults,
         )
 
     def _undated(self, decision: Decision, wall: float, now: float) -> Decision:
@@ -247,12 +242,8 @@ class DecisionInputs:
 
     def rule(self, kind: str, job: SlurmJob | None) -> Rule:
         """What the administrator permits, and of that what the job's owner wants."""
-        rule = rule_for(self.config, kind, job)
-        return (
-            rule
-            if job is None or kind == IncidentKind.OPERATOR_RESTART
-            else permit(rule, self._paths.directives_of(job))
-        )
+        rule, asked = rule_for(self.config, kind, job), kind == IncidentKind.OPERATOR_RESTART
+        return rule if job is None or asked else permit(rule, self._paths.directives_of(job))
 
     def _turns(self, kind: str, view: JobView | None) -> bool | None:
         """Whether the job's loop turns: by what the incident says, else by its steps. Someone who asks for a
@@ -271,15 +262,6 @@ def subject_of(decision: Decision) -> str:
     if process is not None:
         return f"{process.node}/{process.pid}"
     return "" if fence is None else f"{fence.job_id}.{fence.restarts}"
-
-
-def _by_node(incidents: Iterable[Incident]) -> dict[str, list[Incident]]:
-    """Node -> the incidents that would exclude it."""
-    found: dict[str, list[Incident]] = {}
-    for incident in incidents:
-        for node in incident.exclude_nodes:
-            found.setdefault(node, []).append(incident)
-    return found
 
 
 def _mounts_of(incident: Incident, others: Iterable[Incident]) -> tuple[str, ...]:

@@ -11,18 +11,10 @@ from msgspec.structs import replace
 
 from slurm_watchdog.actuate import by_agent, by_slurm
 from slurm_watchdog.base import clock
-from slurm_watchdog.controller.actions.job_observer import JobObserver, processes_there, submitted_job
+from slurm_watchdog.controller.actions.job_observer import JobObserver, Tools, processes_there, submitted_job
 from slurm_watchdog.controller.actions.ladder.next_move import next_move
 from slurm_watchdog.controller.actions.ladder.process import SIGNALS, described
-from slurm_watchdog.controller.actions.ladder.state import (
-    Execute,
-    Finish,
-    Move,
-    Observed,
-    Reconcile,
-    Wait,
-)
-from slurm_watchdog.controller.actions.tools import Tools
+from slurm_watchdog.controller.actions.ladder.state import Execute, Finish, Move, Observed, Reconcile, Wait
 from slurm_watchdog.controller.policy.by_user import objection, objection_by_slurm
 from slurm_watchdog.model.actions import (
     ActionEnd,
@@ -53,8 +45,7 @@ ENDING_OPERATIONS = frozenset(
         Operation.CANCEL,
         Operation.RESUBMIT,
     }
-)
-"""Operations after which a run ends, and what it logs about that, because of us."""
+)  # Operations after which a run ends, and what it logs about that, because of us.
 TRIES_OF_ALL_NODES = 2  # So often every node is asked to remove a kill switch, also one that does not report.
 
 

@@ -4,33 +4,101 @@ observations leave to remember."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from msgspec.structs import replace
 
 from slurm_watchdog.actuate.by_slurm import mark_of
 from slurm_watchdog.base import clock
+from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.ladder.end_run import is_closed
 from slurm_watchdog.controller.actions.ladder.state import (
     UNSEEN,
+    LadderLimits,
     Observed,
     Stage,
     StuckNode,
     first_step_if_proven,
+    ladder_limits_of,
     stage_of,
     stuck_nodes,
 )
-from slurm_watchdog.controller.actions.tools import Tools
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.controller.incidents.judge import Judge, proves_stuck
+from slurm_watchdog.controller.ingest.command_queue import CommandQueue
+from slurm_watchdog.controller.node_history.ledger import NodeLedger
 from slurm_watchdog.controller.policy.guards import why_not_in_place
 from slurm_watchdog.controller.policy.placement import freed_by, jobs_behind, objection_to_excluding
+from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.diagnose.filesystem import FAILURE_COUNTS_FOR_S
-from slurm_watchdog.model.actions import ActionRun, Decision, Operation
+from slurm_watchdog.journal.error import JournalError
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.journal.writer import JournalWriter
+from slurm_watchdog.model.actions import ActionRun, Decision, Operation, Outcome
 from slurm_watchdog.model.cluster_view import JobView
+from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import COMES, is_known
 from slurm_watchdog.model.supervisor import BATCH_STEP, OrderAnswer, SupervisorStatus
-from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
+from slurm_watchdog.nodetest.judge import NodeVerdict
+from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
+from slurm_watchdog.trace.records import Own
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Given to the executor that really acts, and to each of its drivers; durations in seconds."""
+
+    config: Config
+    journal: Journal
+    state: ClusterState
+    slurm: SlurmClient
+    commands: CommandQueue
+    judgement: Judge
+    collect: Callable[[Decision], Awaitable[Outcome]]  # Waits for the evidence of its job, for a bounded time.
+    writer: JournalWriter
+    ended: Callable[[Incident, ActionRun], None]  # Reports how an action ended.
+    close_incident: Callable[[Incident, str], None]
+    metrics: ControllerMetrics
+    blind: Callable[[float], str | None]
+    record: Callable[[Own], None]  # Takes what a recording has to say of actions.
+    past: NodeLedger
+    tester: Callable[[str, Sequence[str]], Awaitable[Sequence[NodeVerdict]]] | None
+    why_left_alone: Callable[[SlurmJob], str]  # Why its owner wants the job left alone, a sentence; else empty.
+    on_failure: Callable[[Decision], None]  # Called with the decision whose action has ended without success.
+
+    @cached_property
+    def limits(self) -> LadderLimits:
+        """How long each operation may take."""
+        return ladder_limits_of(self.config)
+
+    def paused(self) -> bool:
+        """Whether an operator has paused all actions."""
+        return self.journal.paused() is not None
+
+    def loop_stuck(self, job_id: str) -> bool:
+        """Whether an open incident proves that the job's loop does not turn."""
+        return proves_stuck(self.judgement.incidents, job_id) is not None
+
+    @property
+    def command_deadline_s(self) -> float:
+        """For an answer to a command: a report to fetch it with, one that may just have left, and one to answer by."""
+        return 3 * self.state.report_interval_s + self.config.agent.probe_deadline
+
+    def incident_of(self, run: ActionRun) -> Incident | None:
+        """The incident that an action is about, open or not; None where the journal fails."""
+        incident = self.judgement.incidents.get(run.decision.incident_id)
+        if incident is not None:
+            return incident
+        try:
+            return self.journal.incident(run.decision.incident_id)
+        except JournalError as error:
+            self.writer.failed(error)
+            return None
+
 
 STARTS_SEEN_WITHIN = 3.0
 """Reports until the ranks of a step that was started are known, and lines count for it: one on the way, one that has
@@ -50,8 +118,7 @@ class JobObserver:
         self._total_steps: int | None = None
         self._stride = 1  # Steps between two log lines of the run that the decision is about.
         self._saved: int | None = None  # Step of the newest complete checkpoint that was seen of it.
-        self._submission_noticed: float | None = None
-        """Monotonic: since when a job is searched for that may have been submitted."""
+        self._submission_noticed: float | None = None  # Monotonic: since when a submitted job is searched for.
         self._ended_since: float | None = None  # Monotonic: since when the run of the decision is seen to be over.
         self._refused = self._unread = ""
         """Why the state of the job is not known: Slurm refuses to answer, or its answer cannot be used."""
@@ -87,7 +154,7 @@ class JobObserver:
             self._total_steps, self._stride = before.progress.total_steps, before.progress.widest_stride
         if before is not None and before.checkpoint is not None:
             self._saved = max(self._saved or 0, before.checkpoint.step)
-        loaded_step = self._loaded_step(after)
+        loaded_step, expired = self._loaded_step(after), self._expired_exclusions(job)
         return Observed(
             decision=run.decision,
             limits=self._tools.limits,
@@ -114,9 +181,9 @@ class JobObserver:
             behind=() if job is None else jobs_behind(job, self._tools.state.jobs.values()),
             freed=self._freed(run, job),
             left_alone="" if job is None else self._tools.why_left_alone(job),
-            exclude_objection=self._exclude_objection(job),
+            exclude_objection=self._exclude_objection(job, expired),
             loop_stuck=self._tools.loop_stuck(self._job_id),
-            expired_exclusions=self._expired_exclusions(job),
+            expired_exclusions=expired,
             supervisor=supervisor,
             in_place_objection=why_not_in_place(supervisor),
             unseen_lines=self._unseen_lines(job, new_step),
@@ -184,13 +251,12 @@ class JobObserver:
         listed_at = self._tools.state.slurm_at
         return listed_at is not None and listed_at > self._submission_noticed + self._tools.config.slurm.deadline
 
-    def _exclude_objection(self, job: SlurmJob | None) -> str | None:
+    def _exclude_objection(self, job: SlurmJob | None, ended: tuple[str, ...]) -> str | None:
         """Why the decision's nodes must not be kept from the job as the cluster is now. Those that it is kept from
-        already count."""
+        already count, but those of `ended`."""
         exclude = self._decision.exclude
         if job is None or not exclude:
             return None
-        ended = self._expired_exclusions(job)
         job = replace(job, excluded_nodes=tuple(node for node in job.excluded_nodes if node not in ended))
         return objection_to_excluding(job, exclude, self._tools.state.slurm_nodes)
 
@@ -209,25 +275,19 @@ class JobObserver:
         self._refused = self._unread = ""
         try:
             job = await self._tools.slurm.read_job(self._job_id)
+            if job is None or (not job.unsure and is_known(job.state)):
+                self._unread_since = None
+                return True, job
+            self._unread = job.unsure or f"Slurm has the job as {job.state}, which is not known here"
         except SlurmRefused as error:
             log.warning("job %s cannot be read: %s", self._job_id, error)
             self._refused = str(error)
             return False, None
         except SlurmUnavailable as error:
             log.warning("job %s cannot be read: %s", self._job_id, error)
-            return self._not_read(str(error) if error.answered else "")
-        if job is not None and (job.unsure or not is_known(job.state)):
-            return self._not_read(job.unsure or f"Slurm has the job as {job.state}, which is not known here")
-        self._unread_since = None
-        return True, job
-
-    def _not_read(self, why: str) -> tuple[bool, None]:
-        """Slurm's answer is of no use for this reason; empty: there was none."""
-        self._unread = why
-        if not why:
-            self._unread_since = None
-        elif self._unread_since is None:
-            self._unread_since = clock.monotonic()
+            self._unread = str(error) if error.answered else ""
+        since = clock.monotonic() if self._unread_since is None else self._unread_since
+        self._unread_since = since if self._unread else None
         return False, None
 
     def _saved_step(self, run: ActionRun, view: JobView | None) -> int | None:

@@ -5,23 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Container, Mapping
+from collections.abc import Container
 
 from slurm_watchdog.actuate import by_slurm
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.hours import is_within
 from slurm_watchdog.base.text import duration
-from slurm_watchdog.config.policy import Policy
 from slurm_watchdog.controller.actions.decision_inputs import subject_of
 from slurm_watchdog.controller.actions.driver import Driver, subject_words
-from slurm_watchdog.controller.actions.tools import Tools
+from slurm_watchdog.controller.actions.job_observer import Tools
 from slurm_watchdog.controller.node_history import quarantine
 from slurm_watchdog.controller.node_history.node_tests import NodeTests
 from slurm_watchdog.controller.node_history.quarantine import QuarantineTools
 from slurm_watchdog.controller.policy.placement import suspects_of
 from slurm_watchdog.controller.policy.rules import rule_for
 from slurm_watchdog.journal.error import JournalError
-from slurm_watchdog.journal.journal import Journal, NodeEntry
+from slurm_watchdog.journal.journal import NodeEntry
 from slurm_watchdog.model.actions import Action, ActionRun, Operation, OperationOutcome
 from slurm_watchdog.model.documents import Waiting
 from slurm_watchdog.model.incidents import IncidentKind, IncidentState
@@ -239,7 +238,7 @@ class Actions:
         busy = {job_id for job_id, _ in self._on_jobs()}
         try:
             policy = self._config.policy
-            await _take_back(self._journal, self._slurm, self._state.jobs, busy, policy)
+            await self._take_back(busy)
             quiet = any(is_within(each, clock.wall()) for each in policy.no_action)
             drains = policy.quarantine and not quiet and rule_for(self._config, IncidentKind.SUSPECT_NODE, None).acts
             suspects = [(node, incident.id) for incident in self._judgement.incidents for node in suspects_of(incident)]
@@ -250,6 +249,24 @@ class Actions:
             await self._tests.turn(*listed, others, permitted=permitted)
         except JournalError as error:
             self._writer.failed(error)
+
+    async def _take_back(self, busy: Container[str]) -> None:
+        """What we did to nodes and has lasted long enough: exclusions of jobs that wait and that no action is under way
+        for, drains that no one has touched. Raises JournalError."""
+        policy, wall = self._config.policy, clock.wall()
+        for entry in self._journal.node_entries("drained") if policy.drain_lifetime > 0 else ():
+            if entry.at < wall - policy.drain_lifetime:
+                self._note(entry, *await by_slurm.undrain(self._slurm, entry.node, entry.reason, entry.reason_at))
+        for entry in self._journal.node_entries("excluded"):
+            if entry.at < wall - policy.exclusion_lifetime and entry.job_id not in busy:
+                self._note(entry, *await _drop_exclusion(self._slurm, entry, self._state.jobs.get(entry.job_id)))
+
+    def _note(self, entry: NodeEntry, settled: bool, why: str) -> None:
+        if settled:
+            log.warning("node %s, %s: %s", entry.node, entry.what, why)
+            self._journal.end_node_entry(entry, clock.wall(), why)
+        elif why:
+            log.info("node %s, %s: %s", entry.node, entry.what, why)
 
     async def close(self) -> None:
         """Stops driving. Nothing is lost: the journal has every intent, and the next start resumes it."""
@@ -264,32 +281,6 @@ def _names(run: ActionRun) -> tuple[str, str, str]:
     """What is done, to which job or process, and the id of the decision."""
     decision = run.decision
     return str(decision.action), subject_words(decision), decision.id
-
-
-async def _take_back(
-    journal: Journal, slurm: SlurmClient, jobs: Mapping[str, SlurmJob], busy: Container[str], policy: Policy
-) -> None:
-    """What we did to nodes and has lasted long enough: exclusions of jobs that wait, drains that no one has touched.
-    `jobs` is Slurm's newest listing, `busy` are the jobs that an action is under way for.
-    Raises JournalError."""
-    wall = clock.wall()
-    if policy.drain_lifetime > 0:
-        for entry in journal.node_entries("drained"):
-            if entry.at < wall - policy.drain_lifetime:
-                settled, why = await by_slurm.undrain(slurm, entry.node, entry.reason, entry.reason_at)
-                _write_outcome(journal, entry, why, settled=settled)
-    for entry in journal.node_entries("excluded"):
-        if entry.at < wall - policy.exclusion_lifetime and entry.job_id not in busy:
-            settled, why = await _drop_exclusion(slurm, entry, jobs.get(entry.job_id))
-            _write_outcome(journal, entry, why, settled=settled)
-
-
-def _write_outcome(journal: Journal, entry: NodeEntry, why: str, *, settled: bool) -> None:
-    if settled:
-        log.warning("node %s, %s: %s", entry.node, entry.what, why)
-        journal.end_node_entry(entry, clock.wall(), why)
-    elif why:
-        log.info("node %s, %s: %s", entry.node, entry.what, why)
 
 
 async def _drop_exclusion(slurm: SlurmClient, entry: NodeEntry, listed: SlurmJob | None) -> tuple[bool, str]:

@@ -31,7 +31,7 @@ from slurm_watchdog.journal.evidence import Piece
 from slurm_watchdog.journal.reports import read_report
 from slurm_watchdog.model import documents
 from slurm_watchdog.model.actions import ActionRun
-from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
+from slurm_watchdog.model.documents import DiagnosisProgress
 from slurm_watchdog.model.headline import response
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity, Silence
 from slurm_watchdog.model.node_events import MOUNT_PLACE, NodeEvent, NodeHistory, NodeSuspicion, NodeTable, PastEvent

@@ -28,7 +28,7 @@ from slurm_watchdog.controller.api.answers import Api, CommandSources
 from slurm_watchdog.controller.api.asking import MAX_BODY_BYTES, UNKNOWN_CALLER, Asked, RequestRefused, UserLookup
 from slurm_watchdog.controller.api.routes import ROUTES, USER_ROUTES, answer, refusal_of
 from slurm_watchdog.controller.policy.access import Person
-from slurm_watchdog.identity.munge_decoder import BadCredential, Decoder, MungeUnavailable
+from slurm_watchdog.identity.munge_decoder import BadCredential, MungeProcess, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import CREDENTIAL, STANDBY, SealedAnswer, request_digest
 from slurm_watchdog.wire.http_messages import Admission, Answer, Head, Request, refusal
 from slurm_watchdog.wire.http_messages import Handler as RequestHandler
@@ -127,8 +127,10 @@ def _make_room(path: Path) -> None:
 class UserDoor:
     """Who comes in, and what goes out."""
 
-    def __init__(self, controller: CommandSources, decoder: Decoder, encode: Encode, users: UserLookup | None = None):
-        self._api, self._decoder, self._encode = Api(controller), decoder, encode
+    def __init__(
+        self, controller: CommandSources, munge: MungeProcess, encode: Encode, users: UserLookup | None = None
+    ):
+        self._api, self._decoder, self._encode = Api(controller), munge, encode
         self._users = users or UserLookup()
         self._pace = TokenBuckets(ADDRESS_BURST, ADDRESS_PER_S)
         self._users_pace = TokenBuckets(BURST, PER_S)

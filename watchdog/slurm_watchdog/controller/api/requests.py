@@ -20,7 +20,7 @@ from slurm_watchdog.controller.node_history.suspicion import DAY_S, MAX_WHAT
 from slurm_watchdog.detect.registry import KINDS
 from slurm_watchdog.model import documents
 from slurm_watchdog.model.actions import Decision
-from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
+from slurm_watchdog.model.documents import DiagnosisProgress
 from slurm_watchdog.model.incidents import Incident, Silence
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind, NodeEventRequest
 from slurm_watchdog.model.slurm import SlurmJob

@@ -23,7 +23,7 @@ from slurm_watchdog.controller.api.answers import Api, encoded
 from slurm_watchdog.controller.api.asking import Asked, RequestRefused, UserLookup, read_body
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model import documents
-from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
+from slurm_watchdog.model.documents import DiagnosisProgress
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventRequest, NodeHistory, NodeTable
 from slurm_watchdog.model.page_documents import JobPage, Overview
 from slurm_watchdog.model.run_record import Report

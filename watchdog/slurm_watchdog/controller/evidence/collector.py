@@ -1,8 +1,7 @@
 """Evidence from every rank of a suspect job: asked of all its nodes at once, kept with the incident, and judged.
 
-What a node answers is written into the journal as soon as it is there and then let go; in memory stay the
-stacks, of which a thousand ranks share most, until the vote is taken. A node that does not answer is a row
-with the reason.
+What a node answers is written into the journal as soon as it is there and then let go; in memory stay the stacks, of
+which a thousand ranks share most, until the vote is taken. A node that does not answer is a row with the reason.
 """
 
 from __future__ import annotations
@@ -67,13 +66,11 @@ log = logging.getLogger(__name__)
 MAX_ERROR = 300  # Characters of a node's reason that are kept.
 RAS_PROBLEM = "RAS"  # In what an agent says of an answer that it did not get (agent.evidence.collection).
 AT_ONCE = 4  # Jobs of which evidence is collected at the same time; the others wait.
-OF_ONE_USER = 3
-"""… of one user: whose jobs all hang leaves a slot for another's, and those who wait take turns."""
+OF_ONE_USER = 3  # … of one user: whose jobs all hang leaves a slot for another's, and those who wait take turns.
 REUSABLE_S = 300.0
 """Evidence of the same run that is younger than this, and that was taken since an incident began, is not
 collected a second time for it."""
-FINISHED_KEPT = 64
-"""Collections that are remembered when they are over, without their stacks, for those who asked for them."""
+FINISHED_KEPT = 64  # Remembered when they are over, without their stacks, for those who asked for them.
 
 
 class CollectionLimits(Struct):
@@ -124,9 +121,7 @@ class Collector:
 
     def on_fire(self, incident: Incident, now: float, views: Mapping[str, JobView]) -> None:
         """An incident has begun to fire: its jobs' evidence is kept with it, unless another incident explains it.
-
-        `views` are those of its jobs that someone has looked at in this moment already.
-        """
+        `views` are those of its jobs that someone has looked at in this moment already."""
         if not spec_of(incident.kind).wants_evidence or incident.inhibited_by is not None:
             return
         for job_id in incident.jobs_now or incident.job_ids:
@@ -250,8 +245,7 @@ class Collector:
             raise
         finally:
             found.rows, found.packed, found.settings, found.dumps, found.ras, found.shared = [], [], {}, {}, None, None
-            found.known = ()
-            found.addresses = {}
+            found.known, found.addresses = (), {}
             found.took_s = clock.monotonic() - found.began
             found.finished.set()
             self._is_over(found)
@@ -344,7 +338,7 @@ class Collector:
         """Writes what a node said, and keeps of it what the vote needs. A node speaks for itself only."""
         if evidence.node != node:
             evidence = replace(evidence, node=node)
-        packed = await asyncio.to_thread(_pack, evidence)
+        packed = await asyncio.to_thread(lambda: pack(msgspec.json.encode(evidence)))
         if found.incident_id is not None:
             self.store.keep(found, "node", packed)
         else:
@@ -370,14 +364,10 @@ class Collector:
         self._cluster.runs.add_records(
             found.job.job_id, found.job.restarts, gathered.collectives, found.began, own_words_of(found, view, now), now
         )
-        cluster = self._view(now)
+        cluster, limits = self._view(now), self._judgement.hang_limits(view)
+        blocked_s, limit_s = blocked_limit_s(cluster, view, self._filesystem_stall), self._judgement.limits_s
         found.diagnosis = diagnose(
-            cluster,
-            view,
-            gathered,
-            blocked_for_s=blocked_limit_s(cluster, view, self._filesystem_stall),
-            limits=self._judgement.hang_limits(view),
-            limit_s=self._judgement.limits_s.get(view.job.job_id),
+            cluster, view, gathered, blocked_for_s=blocked_s, limits=limits, limit_s=limit_s.get(view.job.job_id)
         )
         if found.incident_id is None:
             return
@@ -397,11 +387,7 @@ class Collector:
     def _announce(self, incident_ids: Iterable[str], diagnosis: Diagnosis) -> None:
         """Says once what the evidence tells, with one of its incidents that people know of: that of its own kind, if
         there is one."""
-        known = [
-            incident
-            for each in incident_ids
-            if (incident := self._judgement.incidents.get(each)) is not None and is_announced(incident)
-        ]
+        known = list(filter(is_announced, filter(None, map(self._judgement.incidents.get, incident_ids))))
         incident = next((each for each in known if each.kind == diagnosis.kind), known[0] if known else None)
         if incident is None:
             return
@@ -425,7 +411,3 @@ class Collector:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _pack(evidence: NodeEvidence) -> str:
-    return pack(msgspec.json.encode(evidence))

@@ -18,8 +18,7 @@ from slurm_watchdog.base.deadline import timeout, wait_for
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.cluster_view import ClusterView
 
-LATE_S = 20.0
-"""Four reports of an agent did not come: half of `agent_silent_after`, so that several tries are in when it is over."""
+LATE_S = 20.0  # Four reports did not come: several tries are in when `agent_silent_after` is over.
 EVERY_S = 5.0
 FIRST_TRIES, LATER_EVERY_S = 12, 60.0
 ANSWER_S = 3.0  # A second try of TCP (1 s after the first) is in it.
@@ -29,8 +28,7 @@ GONE = frozenset({errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT})
 WITNESSES = 2
 AT_ONCE = 32
 
-Answers = Callable[[str], Awaitable[bool | None]]
-"""Given an address: whether someone is there; None: that cannot be asked."""
+Answers = Callable[[str], Awaitable[bool | None]]  # Whether someone is at an address; None: it cannot be asked.
 
 
 async def nobody_knows(address: str) -> bool | None:
@@ -87,8 +85,7 @@ class Reach:
 
     def __init__(self, state: ClusterState, answers: Answers):
         self._state, self._answers = state, answers
-        self._asked: dict[str, tuple[float, int]] = {}
-        """Node -> when it was asked last, and how often since its newest report."""
+        self._asked: dict[str, tuple[float, int]] = {}  # Node -> when it was asked last, and how often in a row.
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def serve(self, view: ClusterView) -> None:

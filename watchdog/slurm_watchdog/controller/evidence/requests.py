@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.lateness import due_after_s
 from slurm_watchdog.base.clock import monotonic
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.progress_clock import main_clock
@@ -104,17 +105,11 @@ class EvidenceRequests:
     async def _dump_job(self, job: SlurmJob, wanted: StackRequest, asked_at: float) -> None:
         deadline_s = max(DUMP_DEADLINE_S, 3 * self._state.report_interval_s)
         restarts, places = job.restarts, self._places_of(job)
-        results = await asyncio.gather(
-            *(
-                self.commands.ask(
-                    node,
-                    DumpStacks(id=uuid.uuid4().hex, job_id=process_job_id, restarts=restarts, expires_s=deadline_s),
-                    deadline_s,
-                    job.uid,
-                )
-                for node, process_job_id in places
-            )
-        )
+        asked = []
+        for node, job_id in places:
+            command = DumpStacks(id=uuid.uuid4().hex, job_id=job_id, restarts=restarts, expires_s=deadline_s)
+            asked.append(self.commands.ask(node, command, deadline_s, job.uid))
+        results = await asyncio.gather(*asked)
         stacks: list[ProcessStack] = []
         silent = []
         for (node, _), result in zip(places, results, strict=True):
@@ -145,26 +140,17 @@ class EvidenceRequests:
             last_at = self._last.get(key, float("-inf"))
             if key in self._tasks or now - last_at < min(PROBE_EVERY_S, 3 * self._state.report_interval_s):
                 continue
-            if not self._has_room(wanted.uid):
+            probes = [key for key in self._tasks if key.startswith("probe:")]
+            own = sum(key.split(":", 3)[2] == str(wanted.uid) for key in probes)
+            if len(probes) >= PROBES or own >= PROBES_OF_USER:
                 self._state.left_out.note("probes", node, uid=wanted.uid)
                 continue
             self._remember(key, now)
             self._spawn(key, self._probe_node(node, wanted))
 
-    def _has_room(self, uid: int) -> bool:
-        probes = [key for key in self._tasks if key.startswith("probe:")]
-        own = sum(key.split(":", 3)[2] == str(uid) for key in probes)
-        return len(probes) < PROBES and own < PROBES_OF_USER
-
     async def _probe_node(self, node: str, wanted: MountProbeRequest) -> None:
         patience_s = self._probe_deadline_s + 3 * self._state.report_interval_s
-        command = ProbeMount(
-            id=uuid.uuid4().hex,
-            mount=wanted.mount,
-            directory=wanted.directory,
-            uid=wanted.uid,
-            expires_s=patience_s,
-        )
+        command = picked(ProbeMount, wanted, "mount", "directory", "uid", id=uuid.uuid4().hex, expires_s=patience_s)
         result = await self.commands.ask(node, command, patience_s, wanted.uid)
         if result.probe is not None:
             # Which user asked is our word, not the node's.
@@ -173,11 +159,7 @@ class EvidenceRequests:
     async def answered(self, mounts: Iterable[str], limit_s: float) -> None:
         """Waits until no one is being asked about one of these mounts, but no longer than `limit_s`."""
         ends = tuple(f":{mount}" for mount in mounts)
-        out = [
-            task
-            for key, task in self._tasks.items()
-            if key.startswith("probe:") and key.partition(":")[2].endswith(ends)
-        ]
+        out = [task for key, task in self._tasks.items() if key.startswith("probe:") and key[6:].endswith(ends)]
         if ends and out:
             await asyncio.wait(out, timeout=limit_s)
 
@@ -204,13 +186,10 @@ class EvidenceRequests:
             task.cancel()
 
 
-BEFORE_NEXT_S = 1.0
-"""An answer is given so long before the next report of that node is made: none waits for another one."""
+BEFORE_NEXT_S = 1.0  # So long before the next report of that node its answer is given: none waits for another.
 DUE_SHARE = 0.9  # Reports come a little unevenly.
-AGAIN_S = 10.0
-"""Who was asked so lately is asked again soon: one dump says nothing, and after it come evidence and orders."""
-LOST_S = 15.0
-"""For so long after the end of a rank its job is asked about it: for evidence, for stacks of those that are left."""
+AGAIN_S = 10.0  # Who was asked so lately is asked again soon: after a dump come evidence and orders.
+LOST_S = 15.0  # So long after the end of a rank its job is asked about, and for stacks of the others.
 LONG_DUE_S = 120.0  # After so long without a step there is no hurry: the limit of the job judges it.
 
 

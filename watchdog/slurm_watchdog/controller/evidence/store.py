@@ -43,8 +43,7 @@ class EvidenceShare:
         return None
 
 
-MAX_COLLECTION_BYTES = 96 << 20
-"""Of one collection in the journal, packed; what comes beyond that is judged and not kept."""
+MAX_COLLECTION_BYTES = 96 << 20  # Of one collection in the journal, packed; more is judged and not kept.
 LARGE_BYTES = 1 << 20  # A document of this size is compressed in a thread.
 PRUNE_EVERY_S = 3600.0
 REMEMBERED_INCIDENTS = 64  # Of which it is known that their timeline has the note that evidence was not kept.

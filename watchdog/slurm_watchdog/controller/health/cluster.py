@@ -15,13 +15,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, fold, one_line, plural
-from slurm_watchdog.controller.health.job import (
-    HealthInputs,
-    NotJudged,
-    job_context,
-    job_health,
-    restarting_jobs,
-)
+from slurm_watchdog.controller.health.job import HealthInputs, NotJudged, job_context, job_health, restarting_jobs
 from slurm_watchdog.controller.policy.access import public_sentence
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.documents import JobHealth, Level, Reason
@@ -31,8 +25,7 @@ from slurm_watchdog.model.slurm_states import RUNNING
 TICK_LATE_S = 30.0  # A controller whose last whole tick is older than this sees nothing; its default cadence is 1 s.
 UNDELIVERED_S = 60.0  # Failures that are over within a minute (a restart of the receiver) are no one's concern.
 NAMED = 3  # Jobs that a headline names for one reason.
-ORDER = (Level.CRITICAL, Level.UNKNOWN, Level.WARNING, Level.OK)
-"""An incident outranks blindness, and blindness a warning."""
+ORDER = (Level.CRITICAL, Level.UNKNOWN, Level.WARNING, Level.OK)  # Blindness outranks a warning.
 
 
 class Health(Struct):
@@ -60,35 +53,19 @@ def is_announced(incident: Incident) -> bool:
 def health(seen: HealthInputs) -> Health:
     """The judgement."""
     view = seen.view
-    blind = _all_blind(seen)
+    age_s, blind = view.slurm_age_s, None
+    if age_s is None or age_s > seen.slurm_patience_s or view.slurm_excused:  # no job can be judged at all
+        blind = JobHealth(not_judged=NotJudged.SLURM_UNREACHABLE, reason="Slurm does not answer", todo="scontrol ping")
     seen = replace(seen, restarting=seen.restarting | restarting_jobs(view))
     sight = job_context(seen, blind)
     jobs = tuple(job_health(job, sight) for job in view.jobs)
-    reasons = [
-        *_incidents(seen),
-        *_controller(seen),
-        *_slurm(seen),
-        *_agents(seen),
-        *_jobs(jobs, blind),
-        *_rest(seen),
-    ]
+    reasons = [*_incidents(seen), *_controller(seen), *_slurm(seen), *_agents(seen), *_jobs(jobs, blind), *_rest(seen)]
     reasons.sort(key=lambda each: ORDER.index(each.level))
     level = reasons[0].level if reasons else Level.OK
     said = [each.text for each in reasons]
     return Health(
-        level=level,
-        headline=f"{'; '.join([*said, _watched(seen, jobs)])}.",
-        reasons=tuple(reasons),
-        jobs=jobs,
+        level=level, headline=f"{'; '.join([*said, _watched(seen, jobs)])}.", reasons=tuple(reasons), jobs=jobs
     )
-
-
-def _all_blind(seen: HealthInputs) -> JobHealth | None:
-    """Why no job can be judged at all."""
-    age_s = seen.view.slurm_age_s
-    if age_s is None or age_s > seen.slurm_patience_s or seen.view.slurm_excused:
-        return JobHealth(not_judged=NotJudged.SLURM_UNREACHABLE, reason="Slurm does not answer", todo="scontrol ping")
-    return None
 
 
 def _incidents(seen: HealthInputs) -> Iterable[Reason]:
@@ -187,7 +164,7 @@ def _watched(seen: HealthInputs, jobs: Sequence[JobHealth]) -> str:
     states = Counter(each.state for each in jobs)
     how = ", ".join(f"{number} {state}" for state, number in states.most_common(5))
     watched = f"{plural(len(jobs), 'job')} watched{f' ({how})' if how else ''}"
-    return f"{watched}, {plural(len(seen.view.reporting_nodes), 'node')} reporting, mode {seen.mode_words or seen.mode}"
+    return f"{watched}, {plural(len(seen.view.reporting_nodes), 'node')} reporting, mode {seen.mode}"
 
 
 def _unknown(text: str) -> Reason:

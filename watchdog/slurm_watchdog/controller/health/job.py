@@ -1,8 +1,7 @@
 """How one job is, in a word with its reason: what every surface shows of it. Pure.
 
-No one is shown "training" of a job that hangs, or of one whose progress cannot be read: that one is *not
-judged*, with the reason and what its owner, or an administrator, can do. No word here comes from a user:
-everybody may read it.
+No one is shown "training" of a job that hangs, or of one whose progress cannot be read: that one is *not judged*, with
+the reason and what its owner, or an administrator, can do. No word here comes from a user: everybody may read it.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ class NotJudged(StrEnum):
 
 
 MAX_SYSTEM_UID = 999  # SYS_UID_MAX of login.defs: agents look into no one's processes but ordinary users'.
-FIRST_LOOK_S = 60.0
-"""A job that runs for so long is expected to have been seen by its nodes' agents: a listing and a few reports."""
+FIRST_LOOK_S = 60.0  # A job that runs for so long should have been seen by its nodes' agents.
 TRAINING = "training"
 TRAINING_UNREAD = "training, steps unread"  # Its ranks are seen to move, or it saves in a rhythm: it is judged by that.
 STARTING = "starting"
@@ -53,8 +51,7 @@ NO_TRAINING_WHY = (
 OF_A_TRAINING = frozenset({NotJudged.LOG_UNREAD, NotJudged.NO_STEP})
 """What is amiss only with a job that trains: a node full of other jobs (compilers, preprocessing) needs
 no one's attention."""
-PYTHON = ("python", "pt_main_thread", "ray::")
-"""How ranks of a training are called by the kernel: the interpreter, PyTorch's and Ray's titles."""
+PYTHON = ("python", "pt_main_thread", "ray::")  # Names of ranks in the kernel: the interpreter, PyTorch's, Ray's.
 
 
 class HealthInputs(Struct):
@@ -63,8 +60,7 @@ class HealthInputs(Struct):
     view: ClusterView
     limits_s: Mapping[str, float]
     incidents: Collection[Incident]  # Open ones.
-    mode: str
-    mode_words: str = ""  # It, with what the policy does otherwise; empty: nothing.
+    mode: str  # In words, with what the policy does otherwise.
     tick_age_s: float | None  # Since the last complete tick; None: there was none.
     journal_error: str | None = None
     slurm_error: str | None = None
@@ -75,21 +71,18 @@ class HealthInputs(Struct):
     paused: tuple[str, str] | None = None  # (reason, by).
     warming_up: bool = False
     acting: Mapping[str, str] = {}  # Job -> what the action on it waits for, or that it is under way.
-    restarting: frozenset[str] = frozenset()
-    """Jobs that an action has started again, or is about to, and that are not seen to train yet."""
+    restarting: frozenset[str] = frozenset()  # Jobs that an action starts again, and that are not seen to train yet.
     deliveries: Sequence[Delivery] = ()
     busy_share: float | None = None  # See `busy`; None: not known.
     report_interval_s: float = 5.0  # Of each agent, as it was asked for.
-    personal: bool = False
-    """A `run` or `attach`: agents look into their own user's processes, root's, too, and its job is a training."""
+    personal: bool = False  # A `run` or `attach`: agents look into their own user's processes; its job is a training.
 
 
 class JobContext(Struct):
     """What is the same for every job of one look."""
 
     seen: HealthInputs
-    reporting: frozenset[str]
-    """Nodes of which a report was seen lately: not those that a stall of the controller excuses."""
+    reporting: frozenset[str]  # Nodes seen to report lately: not those that a stall of the controller excuses.
     incidents: Mapping[str, tuple[Incident, ...]]  # Job -> its open incidents.
     blind: JobHealth | None
 

@@ -24,8 +24,7 @@ from slurm_watchdog.model.incidents import Incident, IncidentState
 from slurm_watchdog.model.slurm import SlurmView
 from slurm_watchdog.wire.rate_limits import CONNECTION_REASONS, REFUSED_REPORTS
 
-LONGEST_TICK_S = 60.0
-"""A longer time between two looks was a stall of the controller: of what happened in it nothing is known."""
+LONGEST_TICK_S = 60.0  # A longer time between two looks was a stall of the controller: nothing is known of it.
 
 
 class GpuTime:
@@ -96,13 +95,10 @@ MAX_CROWDS, FRESH_S = 20, 60.0
 """Series of processes that had no room, and for how long: agents report every few seconds, or, of changes alone, every
 minute."""
 MAX_LOG_ERRORS = 500  # Series, of whichever jobs come first.
-SILENCED = "silenced"
-"""In the place of the state of an incident that fires and is silenced: alerts of Prometheus ask for `firing`."""
+SILENCED = "silenced"  # In the place of the state of one that fires and is silenced: alerts ask for `firing`.
 MAX_JOB_INCIDENTS = 800
 MAX_NOT_JUDGED = 400
-MAX_JOBS = 3500
-"""Jobs with series of their own: five each, which leaves room for the rest below the 20,000 series that one
-controller may have."""
+MAX_JOBS = 3500  # With series of their own, five each: one controller may have 20,000 series.
 
 
 class ControllerMetrics:
@@ -124,24 +120,18 @@ class ControllerMetrics:
         self.decisions = counter("decisions_total", "Decisions", "action", "verdict", "by")
         self.actions = counter("actions_total", "Actions that ended", "action", "outcome")
         self.lost_work = counter("lost_work_seconds_total", "Work repeated after restarts")
-        self.lost_gpu_time = counter(
-            "lost_gpu_seconds_total", "GPU time of jobs that hung, or did work again after a restart", "why"
-        )
+        self.lost_gpu_time = counter("lost_gpu_seconds_total", "GPU time of jobs that hung, or redid work", "why")
         self.restarted_gpus = counter("restarted_gpus_total", "GPUs of jobs that were brought back to work")
         self._operation = gauge(
-            "job_operation", "1 for the operation of the ladder at which an action on a job is", "job_id", "operation"
+            "job_operation", "1 for the operation that an action on a job is at", "job_id", "operation"
         )
-        self._log_errors = gauge(
-            "job_log_errors", "Error lines that are kept of the job's present run", "job_id", "pattern"
-        )
+        self._log_errors = gauge("job_log_errors", "Error lines kept of the job's present run", "job_id", "pattern")
         self.gpu_time = GpuTime()
         self._job_incident = gauge(
             "job_incident", "1 for an incident that fires and that no other one explains, for each of its jobs",
             "job_id", "kind", "severity",
         )  # fmt: skip
-        self._not_judged = gauge(
-            "job_not_judged", "1 for a job whose progress cannot be judged, with the reason", "job_id", "reason"
-        )
+        self._not_judged = gauge("job_not_judged", "1 for a job that cannot be judged", "job_id", "reason")
         self._health = gauge("health", "1 for how everything is, as `status` and the page show it", "level")
         self.notifications = counter(
             "notifications_total",
@@ -150,25 +140,14 @@ class ControllerMetrics:
             "outcome",
         )
         self._waiting = gauge("notifications_waiting", "Messages that wait to be sent", "channel")
-        self._oldest = gauge(
-            "notifications_oldest_age_seconds", "Age of the oldest message that waits to be sent; 0: none does",
-            "channel",
-        )  # fmt: skip
-        self._failing = gauge(
-            "notifications_failing_seconds",
-            "Since a channel's messages began to fail; 0: the newest was delivered",
-            "channel",
-        )
+        self._oldest = gauge("notifications_oldest_age_seconds", "Age of the oldest message that waits", "channel")
+        self._failing = gauge("notifications_failing_seconds", "Since a channel's messages began to fail", "channel")
         self._nodes = gauge("nodes", "Nodes by what their agents do", "state")
-        self.report_interval = gauge(
-            "report_interval_seconds", "Between two reports of an agent, as this controller has asked for"
-        )
+        self.report_interval = gauge("report_interval_seconds", "Between two reports of an agent, as it was asked for")
         self.reports = counter("reports_total", "Reports received", "outcome")
-        self.refused_connections = counter(
-            "refused_connections_total", "Connections to the agents' port that were refused", "reason"
-        )
+        self.refused_connections = counter("refused_connections_total", "Refused connections of agents", "reason")
         self.certificate_expiry = gauge(
-            "certificate_expiry_timestamp_seconds", "When a certificate of ours ends", "certificate"
+            "certificate_expiry_timestamp_seconds", "When a certificate ends", "certificate"
         )
         self.slurm_unreadable = counter(
             "slurm_unreadable_total",
@@ -176,9 +155,8 @@ class ControllerMetrics:
             "reservation: one was left out; partial: Slurm shows not all jobs",
             "field",
         )
-        self.tick_duration = Histogram(
-            f"{PREFIX}tick_duration_seconds", "Time of one judgement", registry=self.registry
-        )
+        name = f"{PREFIX}tick_duration_seconds"
+        self.tick_duration = Histogram(name, "Time of one judgement", registry=self.registry)
         self.last_tick = gauge("controller_last_complete_tick_timestamp_seconds", "Dead-man switch: must keep rising")
         self._active = gauge("controller_active", "1: the controller that judges and acts, 0: the standby")
         self._active.set(1)
@@ -198,13 +176,8 @@ class ControllerMetrics:
         self._without_series = gauge("jobs_without_series", f"Running jobs beyond the {MAX_JOBS} with separate series")
         self._left_out = counter("left_out_total", "Entries dropped because a container was full, by container", "what")
         self._left_out_so_far: dict[str, int] = {}
-        self._crowds = gauge(
-            "processes_left_out",
-            f"Processes of a job that its nodes have and are not looked at one by one, by job and user; of "
-            f"the {MAX_CROWDS} largest crowds",
-            "job_id",
-            "uid",
-        )
+        crowds = f"Processes that are not looked at one by one, of the {MAX_CROWDS} largest crowds"
+        self._crowds = gauge("processes_left_out", crowds, "job_id", "uid")
         gauge("build_info", "1, with the version", "version").labels(__version__).set(1)
         self._of_jobs: dict[Series, Gauge] = {}  # What `show` has shown.
         self._of_health: dict[Series, Gauge] = {}  # What `show_health` has shown.
@@ -269,7 +242,7 @@ class ControllerMetrics:
     def show_certificates(self, expires: Callable[[], Mapping[str, float]]) -> None:
         """`expires` gives when our certificates end, by name, in seconds since the epoch; the names never change."""
         for name in expires():
-            self.certificate_expiry.labels(name).set_function(partial(_expiry, expires, name))
+            self.certificate_expiry.labels(name).set_function(partial(lambda each: expires()[each], name))
 
     def show(
         self,
@@ -279,12 +252,9 @@ class ControllerMetrics:
         operations: Mapping[str, str],
         is_silenced: Callable[[Incident], bool],
     ) -> None:
-        """Sets every gauge from one view; series of jobs that are gone go as well. `operations`: job -> where
-        an action on it is.
-
-        Of more than MAX_JOBS jobs those with an open incident have series, and then those that were there
-        first; how many have none is a series, too.
-        """
+        """Sets every gauge from one view; series of jobs that are gone go as well. `operations`: job -> where an action
+        on it is. Of more than MAX_JOBS jobs those with an open incident have series, and then those that were there
+        first; how many have none is a series, too."""
         open_incidents = tuple(open_incidents)
         jobs = _with_series(view.jobs, {job_id for each in open_incidents for job_id in each.job_ids})
         values = {key: value for job in jobs for key, value in self._of_job(job, limits_s)}
@@ -352,10 +322,6 @@ class ControllerMetrics:
 
     def text(self) -> bytes:
         return generate_latest(self.registry) + generate_latest(self._counters)
-
-
-def _expiry(expires: Callable[[], Mapping[str, float]], name: str) -> float:
-    return expires()[name]
 
 
 def _new(kind: type[M], registry: CollectorRegistry, name: str, text: str, *labels: str) -> M:

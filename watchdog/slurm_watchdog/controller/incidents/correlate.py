@@ -22,8 +22,7 @@ from slurm_watchdog.model.incidents import (
 )
 from slurm_watchdog.wire.redact_values import mask_words
 
-RESOLVE_AFTER_S = 10.0
-"""A condition has to be gone this long before its incident closes: a flapping one stays one incident."""
+RESOLVE_AFTER_S = 10.0  # Gone for so long before its incident closes: a flapping one stays one incident.
 
 UNREPORTED_HOLDS_S = 90.0
 """A suspicion, or an incident that is pending itself, holds another incident back for so long at most: the
@@ -45,8 +44,7 @@ NOT_ACTIONABLE: dict[str, Any] = {"actionable": False, "good_checkpoint": ""}
 _OF_NODES = frozenset({Subject.NODE, Subject.CLUSTER})
 _PLACES = frozenset({Subject.NODE, Subject.GPU})  # What is about a place, and names no job.
 
-HOST_FAULT_EXPLAINS_S = 600.0
-"""What begins later after a line of the kernel, which is a moment, is no consequence of it."""
+HOST_FAULT_EXPLAINS_S = 600.0  # What begins later than a line of the kernel, a moment, is no consequence of it.
 
 HARDWARE = ("gpu:", "node:", "host:")  # Beginnings of subjects that outlive the jobs which suffer from them.
 
@@ -66,10 +64,8 @@ class CorrelateContext(Struct):
     over: frozenset[str] = frozenset()  # Jobs that Slurm says have ended.
     blind: bool = False  # Nothing is judged at this moment: that no detector says anything means nothing.
     unheard_nodes: frozenset[str] = frozenset()  # Nodes that Slurm lists and that do not report.
-    owners: Mapping[str, int] = {}
-    """Uid of the owner of every job that Slurm has listed."""
-    acting: frozenset[str] = frozenset()
-    """Incidents with an action under way: nothing changes about them until it has ended."""
+    owners: Mapping[str, int] = {}  # Uid of the owner of every job that Slurm has listed.
+    acting: frozenset[str] = frozenset()  # Incidents with an action under way: they stay as they are meanwhile.
 
 
 def correlate(
@@ -79,13 +75,10 @@ def correlate(
     new_id: Callable[[], str],
     settled: Sequence[Incident] = (),
 ) -> list[Incident]:
-    """The open incidents after these findings: changed, newly opened, or resolved just now.
-
-    A pending incident whose condition goes away vanishes without a trace. UNKNOWN, and no finding at all,
-    open, fire and close nothing, unless every job concerned is over or has restarted. An incident that is not BAD at
-    this moment is not to be acted on: what was true a while ago is no evidence. `settled` are incidents that
-    have ended lately.
-    """
+    """The open incidents after these findings: changed, newly opened, or resolved just now. A pending incident whose
+    condition goes away vanishes without a trace. UNKNOWN, and no finding at all, open, fire and close nothing, unless
+    every job concerned is over or has restarted. An incident that is not BAD at this moment is not to be acted on: what
+    was true a while ago is no evidence. `settled` are incidents that have ended lately."""
     by_subject = {(f.kind, f.subject): f for f in findings}
     after = []
     known = set()
@@ -101,18 +94,14 @@ def correlate(
     bad = {subject for subject, finding in by_subject.items() if finding.truth is Truth.BAD}
     causes = _by_what_they_explain(after, moment)
     ended = (*settled, *(incident for incident in after if incident.state is IncidentState.RESOLVED))
-    inhibited = [
-        incident
-        if incident.state is IncidentState.RESOLVED  # what was explained to its end is no news
-        else _in_aftermath(
-            _inhibit(incident, causes.get(incident.kind, ()), suspected, moment),
-            incident.inhibited_by,
-            ended,
-            moment,
-        )
-        for incident in after
-    ]
-    return [_fire(incident, moment) if (incident.kind, incident.subject) in bad else incident for incident in inhibited]
+    found = []
+    for incident in after:
+        if incident.state is not IncidentState.RESOLVED:  # what was explained to its end is no news
+            explained_by = incident.inhibited_by
+            incident = _inhibit(incident, causes.get(incident.kind, ()), suspected, moment)
+            incident = _in_aftermath(incident, explained_by, ended, moment)
+        found.append(_fire(incident, moment) if (incident.kind, incident.subject) in bad else incident)
+    return found
 
 
 def _open(finding: Finding, moment: CorrelateContext, incident_id: str) -> Incident:
@@ -170,7 +159,9 @@ def _update(incident: Incident, finding: Finding | None, moment: CorrelateContex
         return _resolve(incident, moment, "the run that it was about has ended")
     if finding is None:
         heard = incident.pending_mono if incident.heard_mono is None else incident.heard_mono
-        waits = moment.blind or _is_unheard(incident, moment)
+        # That no one speaks of a node that Slurm has and that does not report says nothing.
+        named = {each.node for each in incident.culprits if each.node} | {incident.subject.removeprefix("node:")}
+        waits = moment.blind or not named.isdisjoint(moment.unheard_nodes)
         if (by_hardware or not incident.runs) and not waits and moment.mono - heard > FORGET_AFTER_S:
             return _resolve(
                 incident, moment, "no finding about it for 1 h, and its node reports or is no longer in Slurm"
@@ -196,12 +187,6 @@ def _update(incident: Incident, finding: Finding | None, moment: CorrelateContex
     if moment.mono - since >= moment.resolve_after_s:
         return _resolve(incident, moment, mask_words(finding.summary))
     return replace(incident, clear_mono=since, **NOT_ACTIONABLE)
-
-
-def _is_unheard(incident: Incident, moment: CorrelateContext) -> bool:
-    """Whether it is about a node that Slurm has and that does not report: that no one speaks of it says nothing."""
-    named = {each.node for each in incident.culprits if each.node} | {incident.subject.removeprefix("node:")}
-    return not named.isdisjoint(moment.unheard_nodes)
 
 
 def _with_ranks(named: tuple[Culprit, ...], before: tuple[Culprit, ...]) -> tuple[Culprit, ...]:
@@ -272,10 +257,7 @@ def lasts_in_aftermath(ended: Incident, wall: float) -> bool:
 
 
 def _in_aftermath(
-    incident: Incident,
-    explained_by: str | None,
-    ended: Sequence[Incident],
-    moment: CorrelateContext,
+    incident: Incident, explained_by: str | None, ended: Sequence[Incident], moment: CorrelateContext
 ) -> Incident:
     """An incident that nothing explains now, held back by one that has ended: one that is pending, and that it
     explained from its first moment on; one that fires, and that was `explained_by` it until then."""

@@ -15,10 +15,8 @@ from slurm_watchdog.model.observations import Role
 from slurm_watchdog.wire.redact_values import mask_words
 
 MOST = 5000  # The newest: a cluster with fifty hangs a day has three months of them.
-REMEMBERED_S = 90 * 86400.0
-"""A program changes within a quarter of a year: what stands in the same function then is another matter."""
-HELD_AT = 3
-"""So many hangs of one job at the same step in the same place, not all on one node, are its program's or its data's."""
+REMEMBERED_S = 90 * 86400.0  # A program changes within a quarter of a year: the same function is another matter.
+HELD_AT = 3  # So many at the same step in the same place, on several nodes, are the program's or its data's.
 SAME_STEP = 1  # A last line that was not read yet.
 FRAMES = 30  # From the innermost on: what is further out is how the program was started.
 
@@ -29,7 +27,7 @@ class HangMemory:
     def __init__(self, known: Iterable[HangPlace] = ()):
         """`known`: those that the journal has."""
         self._known = {each.incident_id: each for each in sorted(known, key=lambda each: each.at)}
-        self._said = {key: said for key, each in self._known.items() if (said := said_of(each, self._known.values()))}
+        self._said = {key: said for key, each in self._known.items() if (said := self._said_of(each))}
         """Incident -> the sentence that it is a repeat."""
 
     def note(self, incident: Incident, view: ClusterView, wall: float) -> str | None:
@@ -42,7 +40,7 @@ class HangMemory:
         if found is None:
             return None
         self._known[incident.id] = found
-        said = said_of(found, self._known.values())
+        said = self._said_of(found)
         if said is not None:
             self._said[incident.id] = said
         self._forget(wall)
@@ -57,10 +55,50 @@ class HangMemory:
         said = self._said.get(incident_id or "")
         return () if said is None else (said,)
 
+    def _alike(self, this: HangPlace) -> list[HangPlace]:
+        """Earlier hangs of the same user in the same place, the newest first."""
+        owner = this.chain.partition("/")[0]
+        found = [
+            each
+            for each in self._known.values()
+            if each.fingerprint == this.fingerprint
+            and each.incident_id != this.incident_id
+            and each.chain.partition("/")[0] == owner
+            and 0 <= this.at - each.at <= REMEMBERED_S
+        ]
+        return sorted(found, key=lambda each: -each.at)
+
+    def _said_of(self, this: HangPlace) -> str | None:
+        """The sentence that a hang is a repeat; None if none was alike."""
+        before = self._alike(this)
+        if not before:
+            return None
+        last = before[0]
+        at_step = f", after step {last.step}" if last.step is not None else ""
+        who = f", rank {last.rank} on {last.node}" if last.node else ""
+        more = f"; {len(before)} times in all before" if len(before) > 1 else ""
+        return (
+            f"it hangs in the same place as incident {last.incident_id}, {ago(this.at - last.at)} (job {last.job_id}"
+            f"{who}{at_step}): {this.where}{more}"
+        )
+
     def why_held(self, incident_id: str) -> str | None:
-        """Why a restart for this incident would end in the same place again; None if that is not known."""
-        place = self._known.get(incident_id)
-        return None if place is None else why_held(place, self._known.values())
+        """Why a restart for this incident would end in the same place again, a sentence; None if that is not known. The
+        same frames at the same step, of one job or chain of jobs, for the third time, and on more than one node."""
+        this = self._known.get(incident_id)
+        if this is None or this.step is None or not this.node:
+            return None
+        alike = [each for each in self._alike(this) if each.chain == this.chain and each.node and each.step is not None]
+        same = [each for each in alike if abs((each.step or 0) - this.step) <= SAME_STEP]
+        nodes = {this.node, *(each.node for each in same)}
+        if len(same) + 1 < HELD_AT or len(nodes) < 2:
+            return None
+        incidents = ", ".join(each.incident_id for each in same[:4])
+        where = f"in {this.where}, on {len(nodes)} nodes ({', '.join(sorted(nodes)[:4])})"
+        return (
+            f"the job hangs for the {ordinal(len(same) + 1)} time after step {this.step} {where}: it is its program or "
+            f"its data, and another restart would hang there again (incidents {incidents})"
+        )
 
     def _forget(self, wall: float) -> None:
         old = [key for key, each in self._known.items() if each.at < wall - REMEMBERED_S]
@@ -104,55 +142,3 @@ def _place_of(culprit: Culprit | None, ranks: Sequence[RankPlace]) -> RankPlace 
         return next((each for each in ranks if (each.node, each.pid) == (culprit.node, culprit.pid)), None)
     alike = {frames_key(each) for each in ranks}
     return ranks[0] if len(alike) == 1 else None
-
-
-def alike(this: HangPlace, known: Iterable[HangPlace]) -> list[HangPlace]:
-    """Earlier hangs of the same user in the same place, the newest first."""
-    owner = this.chain.partition("/")[0]
-    found = [
-        each
-        for each in known
-        if each.fingerprint == this.fingerprint
-        and each.incident_id != this.incident_id
-        and each.chain.partition("/")[0] == owner
-        and 0 <= this.at - each.at <= REMEMBERED_S
-    ]
-    return sorted(found, key=lambda each: -each.at)
-
-
-def said_of(this: HangPlace, known: Iterable[HangPlace]) -> str | None:
-    """The sentence that a hang is a repeat; None if none was alike."""
-    before = alike(this, known)
-    if not before:
-        return None
-    last = before[0]
-    at_step = f", after step {last.step}" if last.step is not None else ""
-    who = f", rank {last.rank} on {last.node}" if last.node else ""
-    more = f"; {len(before)} times in all before" if len(before) > 1 else ""
-    return (
-        f"it hangs in the same place as incident {last.incident_id}, {ago(this.at - last.at)} (job {last.job_id}{who}"
-        f"{at_step}): {this.where}{more}"
-    )
-
-
-def why_held(this: HangPlace, known: Iterable[HangPlace]) -> str | None:
-    """Why a restart would end in the same place again, a sentence; None if that is not known.
-
-    The same frames at the same step, of the same job or chain of jobs, for the third time, and on more than one node.
-    """
-    if this.step is None or not this.node:
-        return None
-    same = [
-        each
-        for each in alike(this, known)
-        if each.chain == this.chain and each.node and each.step is not None and abs(each.step - this.step) <= SAME_STEP
-    ]
-    nodes = {this.node, *(each.node for each in same)}
-    if len(same) + 1 < HELD_AT or len(nodes) < 2:
-        return None
-    incidents = ", ".join(each.incident_id for each in same[:4])
-    where = f"in {this.where}, on {len(nodes)} nodes ({', '.join(sorted(nodes)[:4])})"
-    return (
-        f"the job hangs for the {ordinal(len(same) + 1)} time after step {this.step} {where}: it is its program or its "
-        f"data, and another restart would hang there again (incidents {incidents})"
-    )

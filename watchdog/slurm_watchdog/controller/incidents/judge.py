@@ -99,16 +99,13 @@ def _whose(about: Finding | Incident) -> str | None:
     return next((each.node for each in about.culprits if each.node), None)
 
 
-# Which settings of detectors hold for which jobs: the configuration's, those of `except`, and, where the site
-# allows it, what the job's owner says.
-# An owner's `stall_after` makes the watchdog more patient (see Judge). Less patient only where the site has a floor
-# (`stall_after_floor`): then the limits of a job that trains, and of one that stands, are cut to
-# it, and never below that floor. Limits of a start, an evaluation and a checkpoint stay, for an owner who thinks of
-# steps thinks of none of these; so does all that the proof of a hang needs beside time.
-
-
 class SettingsOfJobs:
-    """Finds them. `stall_after_of`: after how long without a step an owner wants the job reported; 0: not said."""
+    """Which settings of detectors hold for which jobs: the configuration's, those of `except`, and what owners say.
+
+    An owner's `stall_after` makes the watchdog more patient (see Judge). Less patient only where the site has a floor
+    (`stall_after_floor`): then the limits of a job that trains, and of one that stands, are cut to it, and never below
+    that floor. Limits of a start, an evaluation and a checkpoint stay, and all that a proof needs beside time.
+    `stall_after_of`: after how long without a step an owner wants the job reported; 0: not said."""
 
     def __init__(self, config: Config, stall_after_of: Callable[[SlurmJob], float]):
         self._config, self._known = config, dict[tuple[int, ...], tuple[Settings, float]]()
@@ -125,7 +122,9 @@ class SettingsOfJobs:
         groups: dict[tuple[tuple[int, ...], float], list[JobView]] = {}
         for job in view.jobs:
             own = tuple(n for n, each in enumerate(self._some) if each.match.matches(job.job))
-            groups.setdefault((own, self._within_s(job.job, self._of(own)[1])), []).append(job)
+            floor_s = self._of(own)[1]
+            wanted_s = self._stall_after_of(job.job) if floor_s > 0 else 0.0
+            groups.setdefault((own, max(wanted_s, floor_s) if wanted_s > 0 else 0.0), []).append(job)
         return [
             (replace(view, jobs=tuple(jobs)), sooner(self._of(own)[0], within_s))
             for (own, within_s), jobs in groups.items()
@@ -140,11 +139,6 @@ class SettingsOfJobs:
                 floor_s = self._some[number].given().get("stall_after_floor", floor_s)
             self._known[own] = (settings, floor_s)
         return self._known[own]
-
-    def _within_s(self, job: SlurmJob, floor_s: float) -> float:
-        """What the limits of the job are cut to; 0: they are not."""
-        wanted_s = self._stall_after_of(job) if floor_s > 0 else 0.0
-        return max(wanted_s, floor_s) if wanted_s > 0 else 0.0
 
 
 def sooner(settings: Settings, within_s: float) -> Settings:
@@ -244,8 +238,7 @@ class Judge:
         self._watched = [spec for spec in SPECS if config.detectors.is_enabled(spec.kind)]
         self._holds_s = {spec.kind: spec.hold_s for spec in SPECS}
         self._settled: list[Incident] = []  # Those that ended lately: what they explained is no news.
-        self._said: dict[str, dict[str, list[Finding]]] = {}
-        """What detectors that judge job by job said of each when it was looked at last."""
+        self._said: dict[str, dict[str, list[Finding]]] = {}  # What was said of each job when it was looked at last.
         self.view = ClusterView(now=0.0)  # What the newest judgement was about.
         self.limits_s: dict[str, float] = {}  # Job id -> the longest time without a step that is normal for it now.
 
@@ -267,7 +260,7 @@ class Judge:
     def patience_s(self) -> tuple[float, float] | None:
         """Time without a step after which `stalled_progress` reports a job whose ranks all do nothing, and any
         other job; None: it is off."""
-        if not any(spec.kind is IncidentKind.STALLED_PROGRESS for spec in self._watched):
+        if not any(spec.kind == IncidentKind.STALLED_PROGRESS for spec in self._watched):
             return None
         settings = self._settings[StalledProgress]
         return settings.still_limit, settings.busy_limit

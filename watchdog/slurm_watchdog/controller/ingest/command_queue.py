@@ -11,8 +11,7 @@ from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.model.protocol import CollectEvidence, Command, CommandResult
 
 MAX_WAITING = 64  # Commands that wait for one node; a new one is refused beyond that, so a dead node costs no memory.
-OF_ONE_USER = 16
-"""… of them questions about jobs of one user: he may have dozens on a node, and others are asked about there, too."""
+OF_ONE_USER = 16  # … of them questions about jobs of one user: others are asked about there, too.
 
 
 class CommandQueue:
@@ -25,16 +24,12 @@ class CommandQueue:
         self._out: dict[str, dict[str, float]] = {}
         """Node -> the commands that it has fetched and not answered, and from when on it may answer them."""
         self._arrivals: dict[str, asyncio.Event] = {}  # Node -> whose answer is held until something is asked of it.
-        self._of_user: dict[str, int] = {}
-        """Command that waits -> whose job it is about, of those that count for a user's share."""
+        self._of_user: dict[str, int] = {}  # Command that waits -> whose job it is about, for shares.
         self._asked_at: dict[str, float] = {}  # Node -> when it was asked for something last.
 
     async def ask(self, node: str, command: Command, deadline_s: float, uid: int | None = None) -> CommandResult:
-        """The node's answer, or a result that says why there is none. Never raises, never waits longer.
-
-        `uid`: the user whose job it is about, for questions; None for a part of an action, which has been
-        allowed already.
-        """
+        """The node's answer, or a result that says why there is none. Never raises, never waits longer. `uid`: the user
+        whose job it is about, for questions; None for a part of an action, which has been allowed already."""
         queue = self._waiting.setdefault(node, deque())
         self._asked_at[node] = self._now()
         if len(queue) >= MAX_WAITING:
@@ -66,7 +61,10 @@ class CommandQueue:
         commands = tuple(self._waiting.pop(node, ()))
         if commands:
             left = {each: at for each, at in self._out.get(node, {}).items() if self._is_awaited(each)}
-            self._out[node] = left | {each.id: self._now() + _takes_s(each) for each in commands}
+            for each in commands:
+                takes_s = each.apart_s * (each.dumps - 1) if isinstance(each, CollectEvidence) else 0.0  # at least
+                left[each.id] = self._now() + takes_s
+            self._out[node] = left
         return commands
 
     def asked_age_s(self, node: str) -> float:
@@ -100,8 +98,3 @@ class CommandQueue:
         future = self._futures.get(result.command_id)
         if future is not None and not future.done():
             future.set_result(result)
-
-
-def _takes_s(command: Command) -> float:
-    """At least."""
-    return command.apart_s * (command.dumps - 1) if isinstance(command, CollectEvidence) else 0.0

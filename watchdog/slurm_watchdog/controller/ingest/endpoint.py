@@ -16,7 +16,7 @@ from msgspec.structs import replace as replace_fields
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, Decoder, MungeUnavailable
+from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, MungeProcess, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import CREDENTIAL, Session, answer_mac
 from slurm_watchdog.identity.munge_sessions import AuthenticationError, Sessions
 from slurm_watchdog.identity.tls import Context
@@ -30,8 +30,7 @@ from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, is_loopback, r
 PATHS = {"/v1/report": "POST", "/metrics": "GET", "/healthz": "GET"}
 NOBODY: frozenset[str] = frozenset()
 BODY_DEADLINE_S = 20.0  # A report has to arrive whole within this time: a slow sender holds no connection open.
-WAITED_S = 1.0
-"""A report that is older was in its agent's spool. Its answer is not held: a backlog would never get shorter."""
+WAITED_S = 1.0  # An older report was in its agent's spool: held answers would never let a backlog shrink.
 TOO_EARLY = "Slurm has not listed its nodes yet: retry"
 MAX_SMALL = 4096  # Bytes of a body that no one looks at.
 
@@ -44,7 +43,7 @@ class OwnUser:
     socket: str  # In a directory that only he may enter.
 
 
-Identity = Context | tuple[Sessions, Decoder] | OwnUser
+Identity = Context | tuple[Sessions, MungeProcess] | OwnUser
 """Certificates, sessions by MUNGE, or one user: a door that asks for nothing can't be made."""
 
 
@@ -81,11 +80,10 @@ class ReportEndpoint:
         munge = None if isinstance(identity, Context | OwnUser) else identity
         self._knows_nodes = knows_nodes
         self._sessions: Sessions | None = munge[0] if munge else None
-        self._decoder: Decoder | None = munge[1] if munge else None
+        self._decoder: MungeProcess | None = munge[1] if munge else None
         self._decoding: set[asyncio.Future[Credential]] = set()
         self._limits = Limits(by_address=address_of is not None, is_own=is_own)
-        self._beginnings = TokenBuckets(burst=10.0, per_s=0.1)
-        """Sessions that one address may begin: an agent needs one an hour."""
+        self._beginnings = TokenBuckets(burst=10.0, per_s=0.1)  # Sessions of one address: an agent needs one an hour.
         self._resolved: dict[str, frozenset[str]] = {}
         self._by_address, self._by_node = report_rate(interval_s), report_rate(interval_s)
         if tls is not None:
@@ -158,8 +156,7 @@ class ReportEndpoint:
             beginning = sessions.check_credential(credential)
         except BadCredential as error:
             return self._refuse_identity(
-                AuthenticationError("replayed" if error.replayed else "unauthorized", f"MUNGE says: {error}"),
-                remote,
+                AuthenticationError("replayed" if error.replayed else "unauthorized", f"MUNGE says: {error}"), remote
             )
         except MungeUnavailable as error:
             return self._refuse("no_munge", 503, f"MUNGE does not answer here ({error}): retry")

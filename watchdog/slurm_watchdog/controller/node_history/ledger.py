@@ -33,8 +33,7 @@ from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import is_drained
 
 FADES_S = 60.0
-KEPT_S = 2 * 365 * DAY_S
-"""Older events are dropped from the journal: as long as many guarantees, and nothing is left of their weight."""
+KEPT_S = 2 * 365 * DAY_S  # Older events are dropped from the journal: nothing is left of their weight.
 
 
 class NodeLedger:

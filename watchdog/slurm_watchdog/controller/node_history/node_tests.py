@@ -19,14 +19,7 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.node_history.quarantine import VERDICTS, QuarantineTools
 from slurm_watchdog.controller.node_history.suspicion import strength_of
 from slurm_watchdog.model.incidents import Truth
-from slurm_watchdog.model.node_events import (
-    GPU_PLACE,
-    LINK_PLACE,
-    MOUNT_PLACE,
-    TESTED_MARK,
-    NodeEvent,
-    NodeEventKind,
-)
+from slurm_watchdog.model.node_events import GPU_PLACE, LINK_PLACE, MOUNT_PLACE, TESTED_MARK, NodeEvent, NodeEventKind
 from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import ABSENT, OVER, USED, is_drained, is_lost, node_words, starts_jobs
 from slurm_watchdog.nodetest.conduct import LIMIT_S, Terms, conduct_jobs, put_back
@@ -35,8 +28,7 @@ from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavaila
 
 log = logging.getLogger(__name__)
 
-MOST_PEERS = 5
-"""Idle nodes that are tested with one in quarantine; with fewer than LEAST_PEERS no figure is compared with them."""
+MOST_PEERS = 5  # Idle nodes tested with one in quarantine; fewer than LEAST_PEERS compare no figures.
 PATIENCE_S = 6 * 3600.0
 """So long a test waits for idle peers; then it is made without: figures that a site accepts, earlier tests of the node
 itself, and what does not work at all need none."""

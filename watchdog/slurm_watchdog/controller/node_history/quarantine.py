@@ -26,8 +26,7 @@ from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavaila
 log = logging.getLogger(__name__)
 
 VERDICTS = frozenset({NodeEventKind.TEST_PASSED, NodeEventKind.TEST_FAILED, NodeEventKind.MENDED})
-BEGAN = "drained: "
-"""Begins the event with which a quarantine begins, before the drain's reason; any other event of the kind ends it."""
+BEGAN = "drained: "  # Begins the first event of a quarantine, before the drain's reason; any other ends it.
 
 
 @dataclass(frozen=True)
@@ -142,12 +141,9 @@ async def _is_being_tested(tools: QuarantineTools, node: str) -> bool:
 def objection_to_draining(
     node: str, known: Sequence[SlurmNode], most: int, percent: float, ours: Collection[str] = ()
 ) -> str | None:
-    """Why a node is not drained, a sentence; None if it may be.
-
-    `known`: all nodes of the cluster; `ours`: those that we have drained since they were listed. No more than `most`
-    nodes, and this share of all, may be out of service for whatever reason; one that someone else has drained is his,
-    and the last one of a partition stays.
-    """
+    """Why a node is not drained, a sentence; None if it may be. `known`: all nodes of the cluster; `ours`: those that
+    we have drained since they were listed. No more than `most` nodes, and this share of all, may be out of service for
+    whatever reason; one that someone else has drained is his, and the last one of a partition stays."""
     mine = next((each for each in known if each.name == node), None)
     if mine is None:
         return f"Slurm knows no node {node}"
@@ -163,26 +159,20 @@ def objection_to_draining(
 
 
 def objection_of_events(events: Sequence[NodeEvent]) -> str | None:
-    """Why what is known does not suffice to drain a node, a sentence; None if it does.
-
-    It has to have done something since it was last given back, or left to someone. A program can hang on one node and
-    nowhere else as it pleases: what the jobs of a single user show, in their processes or logs, is no proof against a
-    node, unless the hardware, Slurm or an operator's test says something, too.
-    """
+    """Why what is known does not suffice to drain a node, a sentence; None if it does. It has to have done something
+    since it was last given back, or left to someone. A program can hang on one node and nowhere else as it pleases:
+    what the jobs of a single user show, in their processes or logs, is no proof against a node, unless the hardware,
+    Slurm or an operator's test says something, too."""
     last = max((each.at for each in events if each.kind == NodeEventKind.QUARANTINED), default=0.0)
     standing = [each for each in events if strength_of(each.kind) > 0 and not each.withdrawn_why]
     if not any(each.at > last for each in standing):
         return "nothing has happened on it since it was returned to service"
-    users = {"" if _is_of_node(each) else each.chain.partition("/")[0] for each in standing}
+    of_node = (Subject.NODE, Subject.GPU)  # what was seen of the node itself
+    own = {each.key for each in standing if each.kind not in OWN_KINDS and spec_of(each.kind).subject in of_node}
+    users = {"" if each.key in own else each.chain.partition("/")[0] for each in standing}
     if len(users) > 1 or "" in users:
         return None
     return "all that it did was in jobs of one user, and a program can do that: a person has to look"
-
-
-def _is_of_node(event: NodeEvent) -> bool:
-    """Whether it was seen of the node itself."""
-    own = event.kind in OWN_KINDS
-    return not event.chain if own else spec_of(event.kind).subject in (Subject.NODE, Subject.GPU)
 
 
 def verdict(since_at: float, events: Iterable[NodeEvent]) -> NodeEvent | None:

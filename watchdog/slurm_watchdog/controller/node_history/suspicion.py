@@ -26,8 +26,7 @@ DAY_S = 86400.0
 WINDOW_S = 14 * DAY_S
 """Events of so long are counted for people. Meta's search for lemon nodes looks at twice that time (28 days: A. Kokolis
 et al., Revisiting Reliability in Large-Scale Machine Learning Research Clusters, HPCA 2025, arXiv:2410.21680)."""
-HALF_LIFE_S = 28 * DAY_S
-"""After this time an event weighs half, at the end of those 28 days a quarter, after half a year nothing."""
+HALF_LIFE_S = 28 * DAY_S  # It weighs half after this time, and after half a year nothing.
 FORGOTTEN_S = 6 * HALF_LIFE_S  # An event weighs a sixty-fourth then: it is history.
 TRAVELS = 3  # A job that had the same so often within WINDOW_S, and half of it or more elsewhere, takes it along.
 SAME_S = 1800.0
@@ -37,8 +36,7 @@ UNKNOWN_PART = 0.6
 """What an event whose part is not known adds to the suspicion of the others; one of another part adds nothing: a bad
 node repeats itself in one part. Both figures are what names lemons best in tests/simulation/lemons.py."""
 MOST_NODES = 2  # An incident that names more nodes than this knows of a trouble, and not of a bad node.
-MAX_SAID, MAX_WHAT = 6, 400
-"""Events in one line; characters of a sentence that are kept: a summary is about half as long."""
+MAX_SAID, MAX_WHAT = 6, 400  # Events in one line; characters of a sentence: a summary is half as long.
 
 CONFIRMED = frozenset({NodeEventKind.SLOWED_JOB, NodeEventKind.SLOWED_ONCE, NodeEventKind.TEST_FAILED})
 """A test that fails soon after the search for a slow node is no part of the same: it was asked for to confirm it."""
@@ -76,11 +74,8 @@ NONE: Mapping[str, str] = MappingProxyType({})
 def by_node(
     events: Iterable[NodeEvent], gpu_nodes: Mapping[str, str] = NONE, renamed: Mapping[str, str] = NONE
 ) -> dict[str, list[Counted]]:
-    """Node -> its events with what they count for, oldest first.
-
-    `gpu_nodes`: GPU's UUID -> the node that it is in now, as far as is known: its events follow it. `renamed`: a
-    node's name before -> its name now.
-    """
+    """Node -> its events with what they count for, oldest first. `gpu_nodes`: GPU's UUID -> the node that it is in now,
+    as far as is known: its events follow it. `renamed`: a node's name before -> its name now."""
 
     def home(event: NodeEvent) -> str:
         return gpu_nodes.get(event.place, renamed.get(event.node, event.node))
@@ -206,11 +201,9 @@ def event_words(each: Counted, node: str, now: float) -> str:
 
 
 def blamed(about: Incident | Finding) -> tuple[tuple[str, str], ...]:
-    """(node, part of it or nothing) of each place that an incident or a finding is held against.
-
-    Of a kind that is about jobs these are the nodes that it names as culprits or that a restart should avoid: a
-    node that only ran the job is in neither.
-    """
+    """(node, part of it or nothing) of each place that an incident or a finding is held against. Of a kind that is
+    about jobs these are the nodes that it names as culprits or that a restart should avoid: a node that only ran the
+    job is in neither."""
     spec, places = spec_of(about.kind), dict[str, str]()
     if spec.blames_node <= 0:
         return ()
@@ -229,12 +222,10 @@ def _part_of(culprit: Culprit) -> str:
 
 
 def events_of(incident: Incident, chain: str, *, compared: bool) -> tuple[NodeEvent, ...]:
-    """The events that an incident is: one for each node that it is held against; none while it is only suspected,
-    and none where another incident explains it.
-
-    `chain`: see NodeEvent. `compared`: its job ran on several nodes. On a single one whatever the program does wrong
-    happens there, which says nothing of the node unless its hardware is proven broken.
-    """
+    """The events that an incident is: one for each node that it is held against; none while it is only suspected, and
+    none where another incident explains it. `chain`: see NodeEvent. `compared`: its job ran on several nodes. On a
+    single one whatever the program does wrong happens there, which says nothing of the node unless its hardware is
+    proven broken."""
     spec = spec_of(incident.kind)
     alone = spec.subject is Subject.JOB and spec.blames_node < 1.0 and not compared
     if incident.state is IncidentState.PENDING or incident.inhibited_by is not None or alone:

@@ -1,8 +1,7 @@
 """Who may see what: the evidence of an incident belongs to the owner of its jobs, to root and to named operators. Pure.
 
-Everybody who may use the socket, or open the page, is given the sentence of `public_sentence`: which kind,
-which job, where. Lines of logs, frames, paths, variables and sentences made of them are for those of whom
-`may_see` says so.
+Everybody who may use the socket, or open the page, is given the sentence of `public_sentence`: which kind, which job,
+where. Lines of logs, frames, paths, variables and sentences made of them are for those of whom `may_see` says so.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ class Others:
     """Who may use one command, beside those who may anyway."""
 
     named: Operators
-    slurm: frozenset[str] = frozenset()
-    """SLURM_OPERATOR, SLURM_COORDINATOR."""
+    slurm: frozenset[str] = frozenset()  # SLURM_OPERATOR, SLURM_COORDINATOR.
 
     def include(self, person: Person, user: str, accounts: Iterable[str], known: Iterable[SlurmPerson]) -> bool:
         """Whether `person`, called `user`, may use it on jobs of these accounts. `known`: of Slurm's accounting."""
@@ -85,12 +83,9 @@ RIGHTS = {
 
 
 def may_see(owners: Iterable[int], person: Person, operators: Operators) -> bool:
-    """Whether `person` may see evidence that belongs to all of `owners` (uids): operators all, an owner what
-    is his alone.
-
-    Of no owner at all, as with a fault of a node, it belongs to operators: the lines of a kernel name other
-    people's programs.
-    """
+    """Whether `person` may see evidence that belongs to all of `owners` (uids): operators all, an owner what is his
+    alone. Of no owner at all, as with a fault of a node, it belongs to operators: the lines of a kernel name other
+    people's programs."""
     return operators.include(person) or (person.uid not in (None, NOBODY) and set(owners) == {person.uid})
 
 

@@ -1,8 +1,7 @@
 """Whose trouble and whose actions: guards count users, for one user may have as many jobs as he likes. Pure.
 
-A user whose jobs all hang says little about the fabric, and must not keep others from being helped: neither
-by what he makes look like a storm, nor by using up the budget. Who is not known counts as one user, and is
-given nothing.
+A user whose jobs all hang says little about the fabric, and must not keep others from being helped: neither by what he
+makes look like a storm, nor by using up the budget. Who is not known counts as one user, and is given nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from slurm_watchdog.model.observations import GpuHolder
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import may_hold_nodes
 
-AT_ONCE_S = 600.0
-"""Orphans of several jobs that began within so long of each other are no coincidence: it is Slurm's listing
-or an outage."""
+AT_ONCE_S = 600.0  # Orphans of several jobs that began so close together: it is Slurm's listing or an outage.
 
 
 def objection(process: GpuProcess, node: NodeView | None, reports: bool, jobs: Iterable[SlurmJob]) -> str | None:
@@ -120,7 +117,7 @@ def orphans_at_once(incident: Incident, mine: GpuProcess, incidents: Iterable[In
     """Of whose jobs processes became orphans at about the same time as `mine`, of this incident; its own included."""
     jobs: dict[int, set[str]] = {}
     for each in incidents:
-        if each.kind is not incident.kind or each.state is not IncidentState.FIRING:
+        if each.kind != incident.kind or each.state is not IncidentState.FIRING:
             continue
         if abs(each.opened_at - incident.opened_at) <= AT_ONCE_S:
             for process in each.processes:
@@ -154,12 +151,9 @@ def spent_on_processes(decisions: Iterable[Decision], process: GpuProcess, now: 
 
 
 def over_budget(spent: Counter[Uid], uid: Uid, allowed: int, most: int, others: bool) -> str | None:
-    """Why the budget of `allowed` actions has none left for this user; None if it has.
-
-    Where there are `others` a user may have half of it (at least one action), and of what another one has had
-    no more than half counts against him: with a budget of one, each of two users may have one, unless a site
-    allows one in all (`most`).
-    """
+    """Why the budget of `allowed` actions has none left for this user; None if it has. Where there are `others` a user
+    may have half of it (at least one action), and of what another one has had no more than half counts against him:
+    with a budget of one, each of two users may have one, unless a site allows one in all (`most`)."""
     half = max(1, allowed // 2)
     whole = min(most, max(allowed, 2 * half)) if others else allowed
     own = spent[uid]

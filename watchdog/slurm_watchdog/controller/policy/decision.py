@@ -7,14 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from slurm_watchdog.base.text import plural
-from slurm_watchdog.controller.policy.guards import (
-    ASKED_FOR,
-    GUARDS,
-    NO_SUPERVISOR,
-    PolicyInput,
-    is_held,
-    why_not,
-)
+from slurm_watchdog.controller.policy.guards import ASKED_FOR, GUARDS, NO_SUPERVISOR, PolicyInput, is_held, why_not
 from slurm_watchdog.controller.policy.placement import Suspects, objection_to_excluding, to_avoid
 from slurm_watchdog.controller.policy.rules import Rule, action_of
 from slurm_watchdog.detect.registry import spec_of
@@ -126,10 +119,8 @@ def _why_none(incident: Incident, rule: Rule) -> str:
 
 
 def _possible(ladder: tuple[Rung, ...], situation: PolicyInput) -> tuple[tuple[Rung, ...], tuple[str, ...]]:
-    """What of a ladder makes sense for this job, and a sentence for each step that does not.
-
-    If no way of ending it is left they all stay: then a guard says why.
-    """
+    """What of a ladder makes sense for this job, and a sentence for each step that does not. If no way of ending it is
+    left they all stay: then a guard says why."""
     job = situation.job
     if situation.supervisor is None:  # as for most jobs: no news
         ladder = tuple(rung for rung in ladder if rung is not Rung.RESTART_STEP)
@@ -186,19 +177,13 @@ def _to_drain(s: PolicyInput) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def is_news(decision: Decision, earlier: Sequence[Decision]) -> bool:
-    """Whether a decision differs from the last one on its incident: only then it is written and announced.
-
-    Evidence comes and goes with every report, and sight with every start of the controller: that there is none at
-    this moment is reported once, if nothing else was.
-    """
+    """Whether a decision differs from the last one on its incident: only then it is written and announced. Evidence
+    comes and goes with every report, and sight with every start of the controller: that there is none at this moment is
+    reported once, if nothing else was."""
     last = earlier[-1] if earlier else None
     if last is not None and decision.verdict is Verdict.SUPPRESSED and decision.by in ("evidence", "blind"):
         return False
-    return last is None or (last.verdict, last.by, last.action) != (
-        decision.verdict,
-        decision.by,
-        decision.action,
-    )
+    return last is None or (last.verdict, last.by, last.action) != (decision.verdict, decision.by, decision.action)
 
 
 def is_final(decision: Decision) -> bool:
@@ -214,12 +199,9 @@ def why_blind(
     slurm_problem: str,
     warming_s: float | None,
 ) -> str | None:
-    """Why nothing may be done now, a sentence; None if all is seen well.
-
-    `slurm_age_s`: of the newest listing, None if there is none; `slurm_problem`: why the newest answer was of
-    no use, if it was not;
-    `warming_s`: for how long in all a controller that has just started only observes, None if it is warm.
-    """
+    """Why nothing may be done now, a sentence; None if all is seen well. `slurm_age_s`: of the newest listing, None if
+    there is none; `slurm_problem`: why the newest answer was of no use, if it was not; `warming_s`: for how long in all
+    a controller that has just started only observes, None if it is warm."""
     if journal_error is not None:
         return f"the journal cannot be written: {journal_error}"
     if slurm_age_s is None or slurm_age_s > slurm_patience_s:

@@ -42,8 +42,7 @@ class Moment(Struct):
     nodes_silent: int
     drained_by_us: int = 0
     users_running: int = 1  # Users who have jobs that run.
-    suspects: tuple[tuple[str, str], ...] = ()
-    """(node, sentence) of those that an open incident calls suspect: see `suspect_nodes`."""
+    suspects: tuple[tuple[str, str], ...] = ()  # (node, sentence) of those that an open incident calls suspect.
     nodes: tuple[SlurmNode, ...] = ()  # All of the cluster, as Slurm listed them last.
 
 
@@ -57,31 +56,25 @@ class PolicyInput(Moment):
     busy: bool  # Another action on this job has not ended.
     jobs_in_trouble: int  # Jobs of the same user with a firing incident of the same kind, this one included.
     mounts_stalled: tuple[str, ...]  # Filesystems with an open outage that this job is known to use.
-    full: tuple[str, ...] = ()
-    """Filesystems without space left, or what is known of them, on which this job has failed to write."""
+    full: tuple[str, ...] = ()  # Filesystems without space left on which this job has failed to write.
     step: int | None = None
     step_s: float | None = None
     loop_turns: bool | None = None  # Whether the job makes steps within its limit; None: not known.
-    crash_loop: str | None = None
-    """The sentence of an open incident that says that the job restarts and dies again and again."""
+    crash_loop: str | None = None  # The sentence of an open incident that says that it restarts and dies again.
     storm_over_s: float | None = None  # Since when the last storm is over; None if there was none.
     process: GpuProcess | None = None  # What is decided about, of an incident about processes: this one, and no job.
     process_since: float | None = None  # Since when it has had no job, a date.
-    process_objection: str | None = None
-    """Why it must not be touched now; see slurm_watchdog.controller.policy.by_user."""
+    process_objection: str | None = None  # Why it must not be touched now: see by_user.objection.
     process_job: SlurmJob | None = None  # The job that it came from, while Slurm remembers it.
     users_in_trouble: int = 0  # Users of jobs with a firing incident of the same kind, this one's included.
-    jobs_with_orphans: int = 0
-    """Jobs of the same user of which processes became orphans at about the same time, this one's included."""
+    jobs_with_orphans: int = 0  # Jobs of the same user with processes orphaned at about that time, this one included.
     users_with_orphans: int = 0
     hang: str | None = None  # The open incident that proves that the job's loop does not turn.
-    why_held: str | None = None
-    """Why a restart would end in the same hang again, a sentence: see controller.incidents.hang_memory."""
+    why_held: str | None = None  # Why a restart would end in the same hang again, a sentence: see HangMemory.
     supervisor: SupervisorStatus | None = None  # The job's own, if one lives.
     resume_from: str = ""  # Checkpoint that a restart in place names to the command; empty: none, the trainer chooses.
     switch_of_others: str = ""  # Why the job's kill switch may end another job, too, a sentence.
-    waits_behind: tuple[str, ...] = ()
-    """Jobs, not held, that wait for the end of this one (--dependency): they start when it ends."""
+    waits_behind: tuple[str, ...] = ()  # Jobs, not held, that wait for its end (--dependency): they start then.
     switch_unknown: str = ""  # Why it is not known yet where the job looks for its kill switch, a sentence.
     broken: tuple[tuple[str, str], ...] = ()  # (node, what broke there under this job): see `broken_under`.
 
@@ -104,10 +97,8 @@ def with_process(
 
 
 OPT_OUT = "watchdog=off"  # A job with these words in its --comment is watched and never touched.
-STORM_NODES_PERCENT = 20.0
-"""No action while more nodes than this, and more than one, are silent: it is the fabric or the power."""
-Guard = Callable[[PolicyInput], str | None]
-"""Returns the reason to take the action away, or None."""
+STORM_NODES_PERCENT = 20.0  # More silent nodes than this, and than one: it is the fabric or the power.
+Guard = Callable[[PolicyInput], str | None]  # Returns the reason to take the action away, or None.
 
 
 def _job_changed(s: PolicyInput) -> str | None:
@@ -214,13 +205,10 @@ def _hours(s: PolicyInput) -> str | None:
 
 
 def _cooldown(s: PolicyInput) -> str | None:
-    last = max((d.decided_at for d in s.recent if _is_about(d, s)), default=None)
-    if last is not None and s.now_wall - last < s.rule.cooldown:
-        return (
-            f"the last action on this {_what(s)} was {(s.now_wall - last) / 60:.0f} min ago (cooldown "
-            f"{s.rule.cooldown / 60:.0f} min)"
-        )
-    return None
+    ago_s = s.now_wall - max((d.decided_at for d in s.recent if _is_about(d, s)), default=float("-inf"))
+    if ago_s >= s.rule.cooldown:
+        return None
+    return f"the last action on this {_what(s)} was {ago_s / 60:.0f} min ago (cooldown {s.rule.cooldown / 60:.0f} min)"
 
 
 def _budget(s: PolicyInput) -> str | None:
@@ -295,18 +283,15 @@ def _crash_loop(s: PolicyInput) -> str | None:
 def is_held(s: PolicyInput) -> bool:
     """Whether a job that a restart does not help is requeued and then stays held: it keeps no nodes any more, and runs
     again when a person releases it."""
-    held = s.why_held is not None and s.job is not None and Rung.REQUEUE in s.rule.ladder
-    return held and s.job is not None and why_not(Rung.REQUEUE, s.job, s.supervisor) is None
+    held = s.job if s.why_held is not None and Rung.REQUEUE in s.rule.ladder else None
+    return held is not None and why_not(Rung.REQUEUE, held, s.supervisor) is None
 
 
 def _exclusions(s: PolicyInput) -> str | None:
-    if s.job is not None and s.rule.exclude_nodes:
-        total = len({*s.job.excluded_nodes, *s.incident.exclude_nodes})
-        if s.incident.exclude_nodes and total > s.config.policy.max_excluded_nodes:
-            return (
-                f"the job would have {total} excluded nodes, at most {s.config.policy.max_excluded_nodes} are allowed"
-            )
-    return None
+    if s.job is None or not s.rule.exclude_nodes or not s.incident.exclude_nodes:
+        return None
+    total, most = len({*s.job.excluded_nodes, *s.incident.exclude_nodes}), s.config.policy.max_excluded_nodes
+    return f"the job would have {total} excluded nodes, at most {most} are allowed" if total > most else None
 
 
 GUARDS: tuple[tuple[str, Guard], ...] = (
@@ -341,8 +326,7 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
     ("crash_loop", _crash_loop),
     ("same_hang", lambda s: None if s.why_held is None or is_held(s) else s.why_held),
     ("exclusions", _exclusions),
-)
-"""In this order; the first that objects gives its name and its reason to the decision. Mode is the last one."""
+)  # In this order; the first that objects gives its name and its reason to the decision. Mode is the last one.
 ASKED_FOR: frozenset[str] = frozenset(
     {
         "paused",
@@ -357,8 +341,7 @@ ASKED_FOR: frozenset[str] = frozenset(
         "chained",
         "exclusions",
     }
-)
-"""The guards that also hold against an operator who asks for a restart: those that protect the job itself."""
+)  # The guards that also hold against an operator who asks for a restart: those that protect the job itself.
 
 
 def _what(situation: PolicyInput) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.actions import Rung
@@ -27,8 +27,7 @@ VARIABLES: dict[str, str] = {
     "SLURM_WATCHDOG_CHECKPOINT_DIR": "checkpoint_dir",
     "SLURM_WATCHDOG_LADDER": "ladder",
     "SLURM_WATCHDOG_STALL_AFTER": "stall_after",
-}
-"""Variables of the job's processes that say one thing each; SLURM_WATCHDOG itself holds words as the comment does."""
+}  # Variables of the job's processes that say one thing each; SLURM_WATCHDOG itself holds words as the comment does.
 PLACEHOLDERS = frozenset({"job_id", "restarts", "user", "workdir"})
 MAX_PATH = 1024
 MAX_PATIENCE_S = 7 * 86400
@@ -54,24 +53,14 @@ def directives_of(comment: str, variables: Mapping[str, str] = {}) -> OwnerDirec
     meant = parse_variables(variables)
     if said == OwnerDirectives() or meant == OwnerDirectives():
         return meant if said == OwnerDirectives() else said
-    problem = said.problem or meant.problem
-    return OwnerDirectives(
-        source=f"{said.source}; {meant.source}",
-        leave_alone=said.leave_alone or meant.leave_alone,
-        kill_switch=said.kill_switch or meant.kill_switch,
-        checkpoint_dir=said.checkpoint_dir or meant.checkpoint_dir,
-        ladder=said.ladder if said.ladder is not None else meant.ladder,
-        stall_after_s=meant.stall_after_s if said.stall_after_s is None else said.stall_after_s,
-        problem=problem,
-    )
+    own = {name: word for name, word in asdict(said).items() if word != getattr(OwnerDirectives(), name)}
+    return replace(meant, **(own | {"source": f"{said.source}; {meant.source}"}))
 
 
 def parse_comment(comment: str) -> OwnerDirectives:
     """The words after `watchdog:` or `watchdog=`, up to a semicolon, a bar or the end of the line."""
     words = words_in(comment)
-    if words is None:
-        return OwnerDirectives()
-    return parse_words(words, "--comment")
+    return OwnerDirectives() if words is None else parse_words(words, "--comment")
 
 
 def parse_variables(variables: Mapping[str, str]) -> OwnerDirectives:

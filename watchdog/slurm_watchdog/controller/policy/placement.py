@@ -17,15 +17,11 @@ from slurm_watchdog.model.slurm_states import COMES, HOLDS_NODES, WAITING, node_
 
 
 def objection_to_excluding(job: SlurmJob, nodes: Sequence[str], known: Sequence[SlurmNode]) -> str | None:
-    """Why `nodes` must not be added to the exclusions of `job`, a sentence; None if it can still run without
-    them.
-
-    `known` are all nodes of the cluster. A job that needs certain nodes (--nodelist) is never kept from one
-    of those. Which nodes its constraints, its size and its reservation leave is not known here: nodes that it
-    has run on are sure to fit, others of its partition are counted in their favour. A node that is switched
-    off to save power counts: Slurm switches it on. One under maintenance counts for a job of a reservation,
-    which may be the one that maintains it.
-    """
+    """Why `nodes` must not be added to the exclusions of `job`, a sentence; None if it can still run without them.
+    `known` are all nodes of the cluster. A job that needs certain nodes (--nodelist) is never kept from one of those.
+    Which nodes its constraints, its size and its reservation leave is not known here: nodes that it has run on are sure
+    to fit, others of its partition are counted in their favour. A node that is switched off to save power counts: Slurm
+    switches it on. One under maintenance counts for a job of a reservation, which may be the one that maintains it."""
     names = ", ".join(nodes)
     if job.het_job_id:
         return (
@@ -67,15 +63,10 @@ def may_be_for(job: SlurmJob, node: SlurmNode) -> bool:
 
 
 def _count(
-    known: Sequence[SlurmNode],
-    partitions: set[str] | None,
-    avoided: set[str],
-    enough: int,
-    in_maintenance: bool,
+    known: Sequence[SlurmNode], partitions: set[str] | None, avoided: set[str], enough: int, in_maintenance: bool
 ) -> tuple[int, int]:
-    """How many nodes there are in the partitions, and how many of them could start it and are not avoided;
-    not counted any further than `enough` of these: a cluster has ten thousand nodes, and a storm asks
-    thousands of times."""
+    """How many nodes there are in the partitions, and how many of them could start it and are not avoided; not counted
+    any further than `enough` of these: a cluster has ten thousand nodes, and a storm asks thousands of times."""
     members = left = 0
     for node in known:
         if partitions is not None and partitions.isdisjoint(node.partitions):
@@ -116,11 +107,8 @@ def to_avoid(
     most: int,
 ) -> tuple[tuple[str, str], ...]:
     """(node, sentence) of the suspects that a restart of `job` avoids beside the nodes in `blamed`, which it avoids
-    anyway.
-
-    `known`: all nodes of the cluster. `most`: nodes that the job may be kept from altogether. Only nodes of the
-    job's partitions are meant, and never so many that it could not start.
-    """
+    anyway. `known`: all nodes of the cluster. `most`: nodes that the job may be kept from altogether. Only nodes of the
+    job's partitions are meant, and never so many that it could not start."""
     if how is Suspects.IGNORE or not suspects:
         return ()
     here = {node.name for node in known if may_be_for(job, node)}
@@ -173,13 +161,10 @@ def _depends(job: SlurmJob, other: SlurmJob, *, whole_array: bool = True) -> boo
 def broken_under(
     job: SlurmJob, incidents: Sequence[Incident], jobs: Collection[SlurmJob]
 ) -> tuple[tuple[str, str], ...]:
-    """(node, sentence) of each place where the hardware is known to have broken under a job, whatever became
-    of the job by it.
-
-    A dead rank or a hang after it are the consequence: a restart on the same card would meet it again. A
-    fault of a GPU that names no job counts only where the job has the node for itself (of `jobs` some have ended:
-    Slurm lists them for minutes).
-    """
+    """(node, sentence) of each place where the hardware is known to have broken under a job, whatever became of the job
+    by it. A dead rank or a hang after it are the consequence: a restart on the same card would meet it again. A fault
+    of a GPU that names no job counts only where the job has the node for itself (of `jobs` some have ended: Slurm lists
+    them for minutes)."""
     found: dict[str, str] = {}
     for incident in incidents:
         if incident.kind not in HARDWARE_FAULTS or incident.state is not IncidentState.FIRING:
@@ -203,13 +188,10 @@ FRESH_S = 120.0  # A look that is older says nothing about now: each mount is lo
 def lost_mounts(
     nodes: Iterable[NodeView], every: Callable[[], Iterable[NodeView]], now: float
 ) -> tuple[tuple[str, str], ...]:
-    """(node, sentence) for each of `nodes` whose own look at a shared filesystem does not return, while more
-    of the others reach it than do not. `every`: all nodes there are, asked for only where one of these is in
-    trouble.
-
-    A user's child counts for no one, nor does a disk of the node's own: it is as lost to the next job there,
-    but no other node can tell.
-    """
+    """(node, sentence) for each of `nodes` whose own look at a shared filesystem does not return, while more of the
+    others reach it than do not. `every`: all nodes there are, asked for only where one of these is in trouble. A user's
+    child counts for no one, nor does a disk of the node's own: it is as lost to the next job there, but no other node
+    can tell."""
     out = [
         (node, seen)
         for node in nodes

@@ -29,8 +29,7 @@ class Rule(Values, frozen=True):
     source: str = ""  # The part of the configuration that gave it, for people.
     may_ask: bool = True  # False: what the job would save is damaged, and its owner has it asked in vain.
     refused: str = ""  # Why the job's owner wants nothing done; a guard says it.
-    planned: bool = False
-    """The job would come to its end at about this time anyway, and whatever waits for that end would start."""
+    planned: bool = False  # It would come to its end at about this time anyway, and what waits for that would start.
 
 
 def rule_for(config: Config, kind: str, job: SlurmJob | None) -> Rule:
@@ -87,10 +86,7 @@ def permit(rule: Rule, wish: OwnerDirectives) -> Rule:
     return replace(rule, ladder=tuple(dict.fromkeys((*kept, *wanted))), source=source)
 
 
-WISHED: dict[Wish, tuple[Rung, ...]] = {
-    Wish.SAVE: (Rung.KILL_SWITCH,),
-    Wish.HOLD: (Rung.KILL_SWITCH, Rung.REQUEUE),
-}
+WISHED: dict[Wish, tuple[Rung, ...]] = {Wish.SAVE: (Rung.KILL_SWITCH,), Wish.HOLD: (Rung.KILL_SWITCH, Rung.REQUEUE)}
 """The ladders of what a person asks for, beside a restart, which has the rule's."""
 
 
@@ -116,8 +112,4 @@ def action_of(ladder: tuple[Rung, ...], loop_turns: bool | None) -> Action:
     if ending is Rung.REQUEUE:
         graceful = Rung.KILL_SWITCH in ladder and loop_turns is not False
         return Action.GRACEFUL_RESTART if graceful else Action.REQUEUE
-    return {
-        Rung.RESUBMIT: Action.RESUBMIT,
-        Rung.CHAIN: Action.LEAVE_TO_CHAIN,
-        Rung.CANCEL: Action.CANCEL,
-    }[ending]
+    return {Rung.RESUBMIT: Action.RESUBMIT, Rung.CHAIN: Action.LEAVE_TO_CHAIN, Rung.CANCEL: Action.CANCEL}[ending]

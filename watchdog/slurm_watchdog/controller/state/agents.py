@@ -19,20 +19,17 @@ from slurm_watchdog.model.supervisor import FRESH_S, JobSupervisor, Sighting, Su
 from slurm_watchdog.wire.codec import MAX_BYTES
 from slurm_watchdog.wire.delta import delta_base, make_whole, with_shared_values
 
-MAX_STRANGERS = 256
-"""Nodes that report and that Slurm does not list: agents of `attach` or of a test, and a listing that is late."""
+MAX_STRANGERS = 256  # Nodes that report and that Slurm does not list: of `attach`, a test, or a late listing.
 MAX_BASE_ROWS = 8192
 """Processes of a report that others may build on: twice what is taken over of one
-(slurm_watchdog.controller.state.report_bounds)."""
+(slurm_watchdog.controller.state.reported_processes)."""
 MAX_BASE_BYTES = 3 * MAX_BYTES
 """Of a full report and all that build on it: a hostile node could have them grow for good. An agent's take an
 hour or more to it."""
 
 
-OFFSETS = 6
-"""Reports of a node by which its clock is compared with ours: in a stall one of them waits, and others come again."""
-MOST_WAITED_S = 300.0
-"""A report that seems to have waited longer is of a node whose clock was stopped, as that of a virtual machine is."""
+OFFSETS = 6  # Reports of a node by which its clock is compared with ours: in a stall one waits, others come.
+MOST_WAITED_S = 300.0  # One that seems to have waited longer is of a node whose clock was stopped.
 
 
 @dataclass(slots=True)
@@ -41,8 +38,7 @@ class _Agent:
     agent_id: str
     sequence: int
     reported_at: float
-    whole: Report | None = None
-    """The newest report in full, for those of changes that build on it; events and other news are not kept."""
+    whole: Report | None = None  # The newest report in full, for those of changes that build on it.
     excused: bool = False  # `reported_at` is when it was given its time again; its newest report is older.
     bytes: int = 0  # What `whole` was made from, on the wire.
 
@@ -82,9 +78,8 @@ class Agents:
         return () if agent is None or agent.whole is None else agent.whole.processes
 
     def complete(self, report: Report, size: int = 0) -> Report | None:
-        """A report of changes as the full one it stands for, any other as it is; None if it builds on one
-        that is not known here, or that has grown too much by them. `size` is that of the report on the
-        wire."""
+        """A report of changes as the full one it stands for, any other as it is; None if it builds on one that is not
+        known here, or that has grown too much by them. `size` is that of the report on the wire."""
         agent = self._agents.get(report.node)
         if report.changes is None:
             if agent is not None:
@@ -101,11 +96,9 @@ class Agents:
         return make_whole(agent.whole, report)
 
     def made_at(self, report: Report, now: float) -> float:
-        """When a report that is taken at `now` was made, on the caller's clock.
-
-        It may have waited longer than its age says: in a network, or for a controller that was stalled. The node's own
-        clock tells how far apart its reports were made, and the one that waited least tells when.
-        """
+        """When a report that is taken at `now` was made, on the caller's clock. It may have waited longer than its age
+        says: in a network, or for a controller that was stalled. The node's own clock tells how far apart its reports
+        were made, and the one that waited least tells when."""
         at = now - max(0.0, report.age_s)
         if report.made_s <= 0.0:
             return at
@@ -124,22 +117,19 @@ class Agents:
         self._registered += 1
         if before is None:
             self._names = ()
+        # What reports of changes may build on; where it is too much to be kept each has to be whole.
+        whole = delta_base(report) if len(report.processes) <= MAX_BASE_ROWS else None
+        if whole is None:
+            self._left_out.note("report_base", report.node, len(report.processes))
         self._agents[report.node] = _Agent(
             boot_id=report.boot_id,
             agent_id=report.agent_id,
             sequence=report.sequence,
             reported_at=max(made_at, before.reported_at) if before is not None else made_at,
-            whole=self._base(report),
+            whole=whole,
             bytes=before.bytes if before is not None else 0,
         )
         return True
-
-    def _base(self, report: Report) -> Report | None:
-        """What reports of changes may build on; None where it is too much to be kept: then each has to be whole."""
-        if len(report.processes) <= MAX_BASE_ROWS:
-            return delta_base(report)
-        self._left_out.note("report_base", report.node, len(report.processes))
-        return None
 
     def excuse(self, node: str, now: float) -> None:
         """This node does not count as silent: nothing is known of an agent there that should have reported."""
@@ -196,8 +186,7 @@ class Supervisors:
     """The newest word of each."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[int, Sighting]] = {}
-        """SLURM_JOB_ID -> restarts of the run, and its supervisor; on the monotonic clock."""
+        self._known: dict[str, tuple[int, Sighting]] = {}  # SLURM_JOB_ID -> restarts, and its supervisor.
 
     def apply(
         self, report: Report, made_at: float, job_of: Callable[[str], SlurmJob | None]
@@ -255,8 +244,7 @@ TOO_BUSY, AT_EASE = 0.85, 0.5
 """Of a core: above the first agents are asked to report less often, below the second more often again. STEP changes the
 load by less than what lies between them."""
 STEP = 1.25
-SETTLED_S = 120.0
-"""Between two such changes: twice the window over which the load is measured, for all agents have to hear of one."""
+SETTLED_S = 120.0  # Between two such changes: all agents have to hear of one.
 
 
 @dataclass

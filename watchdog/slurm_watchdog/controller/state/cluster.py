@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.controller.state.agents import Agents, ReportInterval, Supervisors, UnreachedNodes
 from slurm_watchdog.controller.state.filesystems import Filesystems
 from slurm_watchdog.controller.state.gpu_owners import GpuPids
@@ -25,17 +26,11 @@ from slurm_watchdog.controller.state.node_ownership import (
 )
 from slurm_watchdog.controller.state.nodes import Nodes
 from slurm_watchdog.controller.state.progress_clock import main_counter
-from slurm_watchdog.controller.state.report_bounds import within_bounds
-from slurm_watchdog.controller.state.reported_processes import ReportedProcesses
+from slurm_watchdog.controller.state.reported_processes import ReportedProcesses, within_bounds
 from slurm_watchdog.controller.state.run import Run, follow_start
-from slurm_watchdog.controller.state.run_updates import (
-    note_event,
-    note_log,
-    note_on_disk,
-)
+from slurm_watchdog.controller.state.run_updates import note_event, note_log, note_on_disk
 from slurm_watchdog.controller.state.run_view import job_view
 from slurm_watchdog.controller.state.runs import Runs
-from slurm_watchdog.controller.state.scan_schedule import ProcessBudget, ScheduledJob, choose
 from slurm_watchdog.model.actions import Fence
 from slurm_watchdog.model.cluster_view import READ_LATER_S, ClusterView, FilesystemView, JobView, ProcessView
 from slurm_watchdog.model.node_view import SlurmNodeView
@@ -44,6 +39,57 @@ from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmPerson, SlurmView
 from slurm_watchdog.model.slurm_states import may_hold_nodes
 from slurm_watchdog.model.supervisor import in_use, left_behind
+
+PROCESSES_A_TICK = 15_000
+"""75 jobs of 200 ranks. Measured: a tick of 10,000 nodes takes 0.25 to 0.4 s of a core with them, and a job of 80,000
+ranks 6 s."""
+AT_LEAST = 4_000
+TICK_CPU_S = 0.25  # Of a core, of each tick: the rest is for reports.
+
+
+class ProcessBudget:
+    """How many processes a tick walks over: as many as it can in TICK_CPU_S."""
+
+    def __init__(self) -> None:
+        self.most = PROCESSES_A_TICK
+        self.walked = 0  # Over so many the last tick did.
+
+    def note(self, cpu_s: float) -> None:
+        """Takes what the last tick took of the processor."""
+        if self.walked >= AT_LEAST and cpu_s > 0.0:
+            fitting = min(PROCESSES_A_TICK, int(self.walked * TICK_CPU_S / cpu_s))
+            self.most = max(AT_LEAST, (self.most + fitting) // 2)  # one tick more or less says little
+
+
+class ScheduledJob(Struct):
+    """One job that waits to be looked at."""
+
+    job_id: str
+    size: int  # Processes to walk over.
+    restless: bool  # Something has happened, or is wrong, since the last look.
+    looked_at: float  # -inf: never.
+
+
+def choose(waiting: Iterable[ScheduledJob], most: int) -> frozenset[str]:
+    """The jobs to look at now; at least one of each half, whatever its size."""
+    jobs = sorted(waiting, key=lambda job: (job.looked_at, job.job_id))
+    if sum(job.size for job in jobs) <= most:
+        return frozenset(job.job_id for job in jobs)
+    chosen: set[str] = set()
+    left = _add_until((job for job in jobs if job.restless), most // 2, chosen)
+    _add_until((job for job in jobs if job.job_id not in chosen), most - most // 2 + left, chosen)
+    return frozenset(chosen)
+
+
+def _add_until(jobs: Iterable[ScheduledJob], most: int, chosen: set[str]) -> int:
+    """Adds to `chosen` until `most` processes are reached. Returns what is left of them."""
+    for number, job in enumerate(jobs):
+        if number and job.size > most:
+            break
+        chosen.add(job.job_id)
+        most -= job.size
+    return max(0, most)
+
 
 READ_ON_S = 60.0  # A job's logs are followed this long after its end: the last lines tell why.
 UNREAD_S = 30.0  # A node that has returned and reads no log counts as silent for so long.
@@ -71,14 +117,12 @@ class ClusterState:
         self._processes = ReportedProcesses(self.runs, self.filesystems, self.left_out, self._job_of)
         self._job_ids: dict[str, str] = {}  # What agents call a job -> what Slurm's commands call it.
         self._job_nodes = JobNodes()
-        self.require_node_ownership = False
-        """Whether a node is heard only about jobs that it has or had: where nodes have proven who they are."""
+        self.require_node_ownership = False  # Whether a node is heard only about jobs that it has or had.
         self.dropped = 0  # Of what reports said, what was about other nodes' jobs, or of users whose job it is not.
         self.gpus = GpuPids(self.left_out)
         self.jobs: dict[str, SlurmJob] = {}  # Every job of Slurm's newest listing, finished ones included.
         self._on_node: dict[str, frozenset[str]] = {}  # Node -> what its processes call the jobs that have it.
-        self._runs_on: dict[str, list[Run]] | None = None
-        """Node -> runs of the jobs that have it, or had it lately; None: to be computed again."""
+        self._runs_on: dict[str, list[Run]] | None = None  # Node -> runs that have it, or had it lately; None: stale.
         self.node_addresses: dict[str, str] = {}
         self._slurm_nodes: tuple[SlurmNodeView, ...] = ()
         self.supervisors = Supervisors()
@@ -116,10 +160,8 @@ class ClusterState:
         self._report_interval.follow(now, self._reporting, busy_share)
 
     def apply_slurm(self, view: SlurmView, now: float, wall: float | None = None) -> None:
-        """Takes over one complete listing: new runs begin, runs that are over are forgotten.
-
-        `wall` is the date of `now`: with it, what was logged before a run's start time is known to be older than it.
-        """
+        """Takes over one complete listing: new runs begin, runs that are over are forgotten. `wall` is the date of
+        `now`: with it, what was logged before a run's start time is known to be older than it."""
         self.runs.begin_listing(None if self.slurm_at is None else self.jobs)
         self.slurm_at, self._slurm_excused = now, False
         self._date_ahead = None if wall is None else wall - now
@@ -164,10 +206,8 @@ class ClusterState:
         self.runs.apply(job, now, wall)
 
     def apply_report(self, report: Report, now: float) -> str:
-        """Takes over one full report. Returns what became of it: `accepted`, `duplicate` or `expired`.
-
-        A report older than its lifetime proves that the node is there and says nothing about now.
-        """
+        """Takes over one full report. Returns what became of it: `accepted`, `duplicate` or `expired`. A report older
+        than its lifetime proves that the node is there and says nothing about now."""
         self.left_out.at = now
         if not self.agents.has_room(report.node, self.node_addresses):
             return "no_room"
@@ -184,10 +224,15 @@ class ClusterState:
         report, dropped = of_owners(report, self._job_of)
         self.dropped += dropped
         processes = self._processes
-        report, missing = within_bounds(report, self.left_out, lambda: processes.known_on(report.node), self._nodes_of)
+        known = lambda: processes.known_on(report.node)  # noqa: E731
+        nodes_of = lambda job_id: 1 if (run := self._run(job_id)) is None else len(run.job.nodes)  # noqa: E731
+        report, missing = within_bounds(report, self.left_out, known, nodes_of)
         processes.apply(report, made_at)
         processes.note_unlisted(report, missing)
-        self._note_wishes(report.wishes)
+        for wish in report.wishes:  # ranks of one node that ask for nothing take back no wish read on another one
+            before = self._wishes.get(wish.job_id)
+            if wish.variables or before is None or before.restarts != wish.restarts:
+                self._wishes[wish.job_id] = wish
         for supervisor in self.supervisors.apply(report, made_at, self._job_of):
             if (run := self._run(supervisor.job_id)) is not None:
                 follow_start(run, supervisor.status, made_at, report.interval_s)
@@ -213,10 +258,6 @@ class ClusterState:
             main = None if run is None else main_counter(run.clocks)
             if run is not None and main is not None and (node, main[0][0]) in run.logs:
                 run.unread[node] = made_at
-
-    def _nodes_of(self, process_job_id: str) -> int:
-        run = self._run(process_job_id)
-        return 1 if run is None else len(run.job.nodes)
 
     def _job_of(self, process_job_id: str) -> SlurmJob | None:
         """The job that agents know by this id, as Slurm listed it last."""
@@ -244,18 +285,6 @@ class ClusterState:
     def address_of(self, node: str) -> str | None:
         """The address that Slurm has for a node, as of its newest listing; None for a node that it does not list."""
         return self.node_addresses.get(node)
-
-    def owner_of(self, job_id: str) -> int | None:
-        """The uid of a job's owner, as Slurm says; None for a job that it does not list."""
-        job = self.jobs.get(job_id)
-        return None if job is None else job.uid
-
-    def _note_wishes(self, wishes: Iterable[JobDirectives]) -> None:
-        """Ranks of one node that ask for nothing take back no wish that was read on another one."""
-        for wish in wishes:
-            before = self._wishes.get(wish.job_id)
-            if wish.variables or before is None or before.restarts != wish.restarts:
-                self._wishes[wish.job_id] = wish
 
     def variables_of(self, job: SlurmJob) -> dict[str, str]:
         """What the environment of this run of the job asks of the watchdog; empty if nothing, or not known."""

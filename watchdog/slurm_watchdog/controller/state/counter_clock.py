@@ -31,8 +31,7 @@ class StepHistory:
 
     _skipped: int = 0
     _open: list[StepTime] = field(default_factory=list)
-    _levels: list[deque[StepTime]] = field(default_factory=list)
-    """Blocks of the shortest length first; in each, the oldest first."""
+    _levels: list[deque[StepTime]] = field(default_factory=list)  # Shortest blocks first; in each, the oldest first.
     _handed_out: tuple[StepTime, ...] | None = None
 
     def add(self, time: StepTime) -> None:
@@ -139,8 +138,7 @@ class Paces:
 KEPT_INTERVALS = 50  # Recent steps that the limit is learnt from.
 KEPT_TIMES = 600  # Step times and losses that are kept for what changes slowly: at 100 s a step, most of a day.
 Counter = tuple[str, str]  # (file, pattern).
-KEPT_STRIDES = 16
-"""Distances between lines that are kept: those of a few epochs, of which each may end with a short one."""
+KEPT_STRIDES = 16  # Distances between lines: of a few epochs, each of which may end with a short one.
 
 
 @dataclass
@@ -160,8 +158,7 @@ class CounterClock:
     """The recent ones: some logs have a line at the begin, in the middle and at the end of each epoch."""
     total_steps: int | None = None
     begun_anew: int = 0
-    lower: float | None = None
-    """A lower count that was read after the highest one: a new epoch if it continues to rise."""
+    lower: float | None = None  # A lower count that was read after the highest: a new epoch if it rises on.
     other: float | None = None  # The newest count of what may be another program that writes the same log.
     turns: int = 0  # How often that one has counted on, between two counts of this one.
     alone: int = 0  # Counts of this one since.

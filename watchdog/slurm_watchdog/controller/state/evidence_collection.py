@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -22,22 +23,22 @@ from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
 from slurm_watchdog.diagnose.outliers import RankFacts
 from slurm_watchdog.diagnose.stacks.vote import vote
-from slurm_watchdog.model import diagnosis_documents as documents
+from slurm_watchdog.model import documents
 from slurm_watchdog.model.cluster_view import JobView, StackSnapshot
 from slurm_watchdog.model.collective_records import CollectiveRecord, RasAnswer, RecordSet
-from slurm_watchdog.model.evidence import Frame, LockWait, OwnWords, ProcessStack, RankEvidence, ThreadStack
+from slurm_watchdog.model.evidence import LockWait, OwnWords, ProcessStack, RankEvidence, ThreadStack
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.parse.flight_recorder import MAX_COMMUNICATORS, MAX_MEMBERS, MAX_PEERS, MAX_WAITS
 from slurm_watchdog.parse.nccl_ras import bounded
 
+T = TypeVar("T")
 FLIGHT_RECORDER = "the Flight Recorder"
 RAS = "NCCL's RAS"
 MAX_OWN_WORDS = 64  # Of a run; who failed first is what is asked.
 DUMPS = 3  # Of each process, so far apart that what moves is seen to move.
-KNOWN_COUNT = 2
-"""So many of them may have been taken before, for the detectors: the evidence has one of its own at least."""
+KNOWN_COUNT = 2  # So many may have been taken before, for the detectors: one at least is the evidence's own.
 
 
 @dataclass
@@ -64,8 +65,7 @@ class Collected:
     incident_id: str | None = None  # With which incident it is stored.
     shared_with: set[str] = field(default_factory=set)  # Other incidents that it counts for.
     begun: bool = False  # Nodes were asked. Until then whatever it will find is newer than now.
-    hurry: asyncio.Event = field(default_factory=asyncio.Event)
-    """Someone waits for it: it begins as soon as the one before it is over."""
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)  # Someone waits: it begins after the one before it.
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     diagnosis: Diagnosis | None = None
     took_s: float | None = None
@@ -83,8 +83,7 @@ class Collected:
     ras: RasAnswer | None = None  # What NCCL's RAS said of the whole job.
     ras_nodes: list[str] = field(default_factory=list)  # Nodes that may ask it, the first first.
     ras_failed: bool = False  # The first found it, and got no answer.
-    addresses: dict[str, set[str]] = field(default_factory=dict)
-    """Node -> addresses at which its ranks have connections."""
+    addresses: dict[str, set[str]] = field(default_factory=dict)  # Node -> addresses at which ranks have connections.
     shared: SharedFrames | None = None
 
     @property
@@ -119,45 +118,33 @@ class RankRow:
 
 
 class SharedFrames:
-    """A thousand ranks stand in a few places: each frame, and each stack of frames, is kept once."""
+    """A thousand ranks stand in a few places: equal frames, stacks, variables and lists of ranks are kept once."""
 
     def __init__(self) -> None:
-        self._frames: dict[Frame, Frame] = {}
-        self._stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
-        self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
-        self._members: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._kept: dict[Any, Any] = {}
+
+    def _once(self, value: T) -> T:
+        return cast("T", self._kept.setdefault(value, value))
 
     def of(self, rank: RankEvidence) -> RankEvidence:
         dumps = tuple(replace(d, threads=tuple(self._thread(t) for t in d.threads)) for d in rank.dumps[:DUMPS])
-        environment = tuple(self._pairs.setdefault(pair, pair) for pair in rank.environment)
-        return replace(
-            rank,
-            dumps=dumps,
-            environment=environment,
-            sockets=(),
-            threads=(),
-            status=(),
-            silent_files=(),
-            problems=(),
-        )
+        kept = {"dumps": dumps, "environment": tuple(map(self._once, rank.environment))}
+        return replace(rank, **kept, sockets=(), threads=(), status=(), silent_files=(), problems=())
 
     def record(self, record: CollectiveRecord) -> CollectiveRecord:
-        """The same, of which a node may say more than an agent does; a communicator's list of ranks is kept once."""
-        places = (
+        """The same, of which a node may say more than an agent does."""
+        places = tuple(
             replace(
                 each,
                 waits=each.waits[:MAX_WAITS],
-                members=self._members.setdefault(each.members, each.members)
-                if len(each.members) <= MAX_MEMBERS
-                else (),
+                members=self._once(each.members) if len(each.members) <= MAX_MEMBERS else (),
             )
             for each in record.communicators[:MAX_COMMUNICATORS]
         )
-        return replace(record, communicators=tuple(places), peers=record.peers[:MAX_PEERS])
+        return replace(record, communicators=places, peers=record.peers[:MAX_PEERS])
 
     def _thread(self, thread: ThreadStack) -> ThreadStack:
-        frames = tuple(self._frames.setdefault(frame, frame) for frame in thread.frames)
-        return replace(thread, frames=self._stacks.setdefault(frames, frames))
+        return replace(thread, frames=self._once(tuple(map(self._once, thread.frames))))
 
 
 def collectives_of(found: Collected, view: JobView, now: float) -> tuple[RecordSet, ...]:
@@ -318,10 +305,9 @@ def node_rows(found: Collected) -> tuple[documents.NodeRow, ...]:
 
 
 def follows(diagnosis: Diagnosis, incident: Incident, since_s: float) -> Diagnosis:
-    """The diagnosis as what was seen after the verdict of an incident that began `since_s` seconds before.
-
-    Of a job that stood, and makes steps or works by now, it says when that was seen: its stacks may be those of a
-    job that is well. Where it identifies no one, or another rank, it says that the verdict did."""
+    """The diagnosis as what was seen after the verdict of an incident that began `since_s` seconds before. Of a job
+    that stood, and makes steps or works by now, it says when that was seen: its stacks may be those of a job that is
+    well. Where it identifies no one, or another rank, it says that the verdict did."""
     named = {(each.node, each.rank) for each in incident.culprits if each.rank is not None}
     now = {(each.node, each.rank) for each in diagnosis.culprits if each.rank is not None}
     summary = diagnosis.summary

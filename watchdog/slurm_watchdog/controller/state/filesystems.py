@@ -29,8 +29,7 @@ class _Filesystem:
     boot_id: str | None  # Of the only kernel that has it, for a local disk; None for a filesystem that nodes share.
     nodes: set[str] = field(default_factory=set)
     answers: dict[tuple[str, int | None], tuple[MountProbe, float, bool]] = field(default_factory=dict)
-    """Node and the user that asked -> newest probe, when it came, and whether it is about this very
-    filesystem."""
+    """Node and the user that asked -> newest probe, when it came, and whether it is about this very filesystem."""
     last_blocked_at: float = 0.0
     found_by: tuple[str, int] = ("", -1)  # (node, user) of the process that was blocked on it first.
 
@@ -61,10 +60,8 @@ class Filesystems:
         filesystem.last_blocked_at = made_at
 
     def apply_probe(self, node: str, boot_id: str, probe: MountProbe, now: float) -> None:
-        """The answer of a node about a mount; counts for every troubled filesystem mounted there.
-
-        That a mere look was answered proves nothing: a frozen filesystem answers it, too.
-        """
+        """The answer of a node about a mount; counts for every troubled filesystem mounted there. That a mere look was
+        answered proves nothing: a frozen filesystem answers it, too."""
         if probe.responding and not probe.wrote and probe.error is None:
             for filesystem in self._known.values():
                 before = filesystem.answers.get((node, probe.uid))
@@ -76,7 +73,9 @@ class Filesystems:
                 same_device = probe.device is None or filesystem.device in (None, probe.device)
                 same = same_device and filesystem.boot_id in (None, boot_id)
                 filesystem.answers[node, probe.uid] = (probe, now, same)
-                _bound(filesystem.answers, node)
+                mine = [each for each in filesystem.answers if each[0] == node]
+                if len(mine) > MAX_USERS_ASKED:
+                    del filesystem.answers[min(mine, key=lambda each: filesystem.answers[each][1])]
 
     def views(self, blocked: Iterable[tuple[ProcessView, str]], now: float) -> Iterable[FilesystemView]:
         """All of them, with those of `blocked` (processes and the boot ids of their nodes) that wait on each."""
@@ -127,13 +126,6 @@ class Filesystems:
             filesystem.answers.clear()
 
 
-def _bound(answers: dict[tuple[str, int | None], tuple[MountProbe, float, bool]], node: str) -> None:
-    """Of one node the newest MAX_USERS_ASKED words."""
-    mine = [key for key in answers if key[0] == node]
-    if len(mine) > MAX_USERS_ASKED:
-        del answers[min(mine, key=lambda key: answers[key][1])]
-
-
 def is_local(device: str | None, fs_type: str | None) -> bool:
     """Whether a mount is a disk of its node; GPFS has a device under /dev, too, and is none."""
     if fs_type is not None:
@@ -142,10 +134,8 @@ def is_local(device: str | None, fs_type: str | None) -> bool:
 
 
 def filesystem_key(mount: str, device: str | None, fs_type: str | None, boot_id: str) -> str:
-    """Names a filesystem so that two nodes share the name only if they share the filesystem.
-
-    A server's export is the same everywhere; a block device (`/dev/sda1`) is the same only under the same kernel.
-    """
+    """Names a filesystem so that two nodes share the name only if they share the filesystem. A server's export is the
+    same everywhere; a block device (`/dev/sda1`) is the same only under the same kernel."""
     if device is None:
         return mount
     return f"{mount} ({device} of {boot_id[:8]})" if is_local(device, fs_type) else f"{mount} ({device})"

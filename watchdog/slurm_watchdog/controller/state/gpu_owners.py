@@ -60,18 +60,15 @@ class GpuPids:
         """This node is no part of the cluster any more."""
         self._owners.pop(node, None)
 
-    def uuid_of(self, node: str | None, pid: int | None) -> str | None:
-        """The GPU of this process; None if it is not known, or if it computes on several."""
-        owner = self._owners.get(node or "", {}).get(pid or 0)
-        return owner.uuids[0] if owner is not None and len(owner.uuids) == 1 else None
-
     def on(self, node: str) -> Mapping[int, GpuOwner]:
         """Pid -> where it computes, of all processes of jobs on a node, as far as it is known."""
         return self._owners.get(node, {})
 
     def with_gpus(self, finding: Finding) -> Finding:
-        """The finding, with the GPU of every culprit whose process is named and whose GPU is known."""
-        if not finding.culprits:
-            return finding
-        named = ((each, each.gpu_uuid or self.uuid_of(each.node, each.pid)) for each in finding.culprits)
-        return replace(finding, culprits=tuple(replace(culprit, gpu_uuid=uuid) for culprit, uuid in named))
+        """The finding, with the GPU of every culprit whose process is named and known to compute on that one alone."""
+        found = []
+        for each in finding.culprits:
+            owner = self._owners.get(each.node or "", {}).get(each.pid or 0)
+            uuid = owner.uuids[0] if owner is not None and len(owner.uuids) == 1 else None
+            found.append(replace(each, gpu_uuid=each.gpu_uuid or uuid))
+        return replace(finding, culprits=tuple(found)) if found else finding

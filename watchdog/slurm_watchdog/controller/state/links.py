@@ -6,16 +6,15 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.node_view import LinkView, Rise
 from slurm_watchdog.model.observations import Link
 
 FLAP_S = 3600.0  # A link that went down is held to have flapped for so long.
 MAX_TIMES = 32
 RISE_BREAK_S = 150.0  # Between two and three looks of an agent.
-UNCOUNTED_S = 300.0
-"""A link of which no one counts bytes is held to carry some after it was up for so long: a node that starts is over."""
-USUAL_S, USUAL_LOOKS = 3600.0, 10
-"""Time constant of what usually goes through it, and looks before that is known: ten minutes."""
+UNCOUNTED_S = 300.0  # One of which no one counts bytes carries some after so long: its node has started.
+USUAL_S, USUAL_LOOKS = 3600.0, 10  # Time constant of what usually goes through, and looks before it is known.
 
 
 @dataclass(slots=True)
@@ -86,12 +85,6 @@ def _look(past: _Past, link: Link, now: float) -> None:
 def _view(past: _Past, now: float) -> LinkView:
     past.went_down = [at for at in past.went_down if now - at <= FLAP_S]
     rising = past.rising if past.rising is not None and now - past.rising.last_at <= RISE_BREAK_S else None
-    return LinkView(
-        link=past.link,
-        down_since=past.down_since,
-        went_down=tuple(past.went_down),
-        best_rate_bits_s=past.best,
-        usual_bytes_s=past.usual if past.looks >= USUAL_LOOKS else None,
-        rising=rising,
-        carried=past.carried,
-    )
+    usual, went_down = past.usual if past.looks >= USUAL_LOOKS else None, tuple(past.went_down)
+    more = {"went_down": went_down, "best_rate_bits_s": past.best, "usual_bytes_s": usual, "rising": rising}
+    return picked(LinkView, past, "link", "down_since", "carried", **more)

@@ -114,11 +114,8 @@ def of_own_jobs(report: Report, stranger: Callable[[str, str], bool]) -> tuple[R
 
 
 def of_owners(report: Report, job_of: JobOf) -> tuple[Report, int]:
-    """The report without processes and wishes of users whose job it is not, and how much that was.
-
-    A process of another user counts where Slurm itself has put it into the job. A wish counts from a node
-    that this very run has.
-    """
+    """The report without processes and wishes of users whose job it is not, and how much that was. A process of another
+    user counts where Slurm itself has put it into the job. A wish counts from a node that this very run has."""
     jobs: dict[str, SlurmJob | None] = {}
     for job_id in (*(row.job_id for row in report.processes), *(wish.job_id for wish in report.wishes)):
         if job_id not in jobs:

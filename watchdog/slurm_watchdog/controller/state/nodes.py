@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import product
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -24,8 +23,7 @@ from slurm_watchdog.model.node_view import GpuView, NodeView, Rise, SeenEvent, S
 from slurm_watchdog.model.observations import Checkpoint, FaultSeverity, Gpu, GpuHolder, NodeEvent
 from slurm_watchdog.model.report import Report
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
-"""In the place of the empty dictionaries of 80,000 GPUs, 80 bytes each."""
+NOTHING: Mapping[str, Any] = MappingProxyType({})  # For the empty dictionaries of 80,000 GPUs, 80 bytes each.
 KEPT_EVENTS = 100
 KEPT_EVENT_S = 3600.0
 FOLD_S = 60.0  # Corrected errors of one part within it are kept as one event with a count.
@@ -38,19 +36,13 @@ MAX_MOUNTS = 64  # Of one node; an agent probes 16.
 KEPT_MOUNT_S = 600.0  # A mount that was not probed for so long is used by no one any more.
 KEPT_USAGE_S = 600.0  # As long as `memory_kill` reports a kill by default: its group is gone by then, most often.
 MAX_USAGES = 1024
-THROTTLE_S, THROTTLED_FROM = 300.0, 0.05
-"""Time constant of the shares of throttle reasons, and the least that is reported."""
+THROTTLE_S, THROTTLED_FROM = 300.0, 0.05  # Time constant of shares of throttle reasons, and the least that is reported.
 MAX_REASONS = 16  # NVML has 9 (nvmlClocksEventReasons); an agent's word is bounded like any other.
 IDLE_RATIO = 0.05  # A GPU below this does nothing: a process that merely holds a context shows 0, a spinning kernel 1.
 BUSY_RATIO = 0.5
 FAST_S, SLOW_S = 60.0, 7200.0  # Time constants of the averages: now, and usually.
 SETTLED_LOOKS = 6  # Busy looks before an average says anything: half a minute at the default interval.
-CORRECTIONS = ("ecc_corrected", "pcie_replays", "nvlink_errors")
-"""Counters of a GPU that rise when something is put right."""
-SAME_CORRECTIONS: Mapping[tuple[int | None, ...], tuple[int | None, ...]] = {
-    each: each for each in product((None, 0), repeat=len(CORRECTIONS))
-}
-"""What most GPUs say of them, held once: 64 bytes each."""
+CORRECTIONS = ("ecc_corrected", "pcie_replays", "nvlink_errors")  # They rise when something is put right.
 RISE_BREAK_S = 900.0
 SAME_XID_S = 60.0  # NVML and the kernel's log tell the same Xid of the same GPU within this time: it is one fault.
 
@@ -63,8 +55,7 @@ class _Averages:
 
     fast: float | None = None
     slow: float | None = None
-    slow_s: float = 0.0
-    """Time in `slow` so far, up to its constant: a young average weighs every look alike, not the first one most."""
+    slow_s: float = 0.0  # Time in `slow` so far, up to its constant: a young average weighs every look alike.
     looks: int = 0
 
     def add(self, value: float | None, elapsed_s: float) -> None:
@@ -113,8 +104,7 @@ class _Past:
     clock_hz: _Averages = field(default_factory=_Averages)
     power_w: _Averages = field(default_factory=_PowerAverages)
     work_ratio: _Averages | None = None  # None: it has not said anything yet, as cards without GPM never do.
-    pids: tuple[int, ...] = ()
-    """Who computed on it last: its power and its activity are usual for that program, and for no other."""
+    pids: tuple[int, ...] = ()  # Who computed on it last: its power and activity are usual for that program only.
     throttled: Mapping[str, float] = field(default_factory=lambda: NOTHING)
     """Under the load of those that compute on it now: empty again once it rests, or others do."""
     ecc_uncorrected: int | None = None
@@ -315,7 +305,6 @@ def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
             past.ecc_rose_at = now
         past.ecc_uncorrected = gpu.ecc_uncorrected
     corrections: tuple[int | None, ...] = (gpu.ecc_corrected, gpu.pcie_replays, gpu.nvlink_errors)
-    corrections = SAME_CORRECTIONS.get(corrections, corrections)
     if corrections != past.corrections or past.rising:
         past.corrections = corrections
         _note_corrections(past, now)
@@ -364,12 +353,8 @@ def _note_corrections(past: _Past, now: float) -> None:
             rising[counter] = replace(rise, last_at=now, times=rise.times + 1)
         elif rise is not None and now - rise.last_at > RISE_BREAK_S:
             del rising[counter]
-    if None not in past.corrections:
-        past.counters = past.corrections
-    else:
-        past.counters = tuple(
-            before if value is None else value for before, value in zip(past.counters, past.corrections, strict=True)
-        )
+    pairs = zip(past.counters, past.corrections, strict=True)
+    past.counters = tuple(before if value is None else value for before, value in pairs)
     past.rising = rising or NOTHING
 
 

@@ -49,8 +49,7 @@ class Lately:
     """What was announced between two steps."""
 
     phase: str  # The newest one.
-    silent_s: float
-    """The longest time of which no line says what it was for. Some logs speak of an evaluation when it is done."""
+    silent_s: float  # The longest time of which no line says what it was for; some logs speak afterwards.
 
 
 @dataclass(frozen=True)
@@ -86,8 +85,7 @@ class Phases:
     """(when, step) of the newest end line of each."""
     _complete: dict[str, tuple[int | None, float]] = field(default_factory=dict)
     """Path of a checkpoint, or of the log that speaks of one -> (step, when it was complete)."""
-    _past: list[_Span] = field(default_factory=list)
-    """What was announced since the last step and is over, or is not known to last."""
+    _past: list[_Span] = field(default_factory=list)  # What was announced since the last step and may be over.
 
     def announce(self, node: str, event: Event, at: float, main: tuple[Counter, CounterClock] | None) -> None:
         """A line of a log says that a phase begins. `main`: the counter of the steps, as far as it was read."""

@@ -29,12 +29,8 @@ _BATCH = re.compile(
     r"(?:(?:global|total|effective)[ _]?(?:train[ _])?batch(?:[ _]?size)?|"
     r"(?<!micro)(?<!micro[ _])(?<![a-z])(?:batch[ _]?size|gbs))['\"]?\s*[:=]\s*(\d+)",
     re.IGNORECASE,
-)
-"""Megatron, NeMo, DeepSpeed and Composer name the size of the global batch so; others say `batch_size` or `gbs`."""
-_SAMPLES = re.compile(
-    r"(?:consumed|processed|seen|total|trained)[ _]samples['\"]?\s*[:=]\s*(\d[\d,_]*)",
-    re.IGNORECASE,
-)
+)  # Megatron, NeMo, DeepSpeed and Composer name the size of the global batch so; others say `batch_size` or `gbs`.
+_SAMPLES = re.compile(r"(?:consumed|processed|seen|total|trained)[ _]samples['\"]?\s*[:=]\s*(\d[\d,_]*)", re.IGNORECASE)
 """What rises by a batch a step. Tokens do not: where lines are packed, each batch has another number of them."""
 
 
@@ -100,12 +96,9 @@ def add_loss(clock: CounterClock, event: Event, at: float) -> None:
         clock.grew()
 
 
-BARS = ("tqdm", "ignite_bar")
-"""Patterns by which several things are counted in turn: each total is a counter of its own."""
+BARS = ("tqdm", "ignite_bar")  # They count several things in turn: each total is a counter of its own.
 
-TRUSTED_AFTER = 5
-"""Counts of a weak pattern, or of a bar, after which what it says is the total is believed: "step 3/3" may be
-of a set-up."""
+TRUSTED_AFTER = 5  # Counts of a weak pattern, or a bar, after which its total is believed: not of a set-up.
 
 MAX_CLOCKS = 64  # Of one run; of more, the one that rose longest ago goes.
 
@@ -113,8 +106,7 @@ SHARED_AFTER, ALONE_AFTER = 5, 20
 """Two programs write one log once the two counts have taken turns so often; one has it alone again after so
 many of its counts."""
 
-SAME_LOOK_S = 2.0
-"""What was read in one look has one date; it may come again in another report, which took so much longer."""
+SAME_LOOK_S = 2.0  # What was read in one look has one date, and may come again in a later report.
 MAY_BE_TOLD = 12
 """A new controller may have read so many steps of a file before its agent says what was before them; that they come
 again is certain for as many (slurm_watchdog.agent.logs.job_logs.KEPT)."""
@@ -137,11 +129,9 @@ TRAINS = Stretch()
 
 
 def apply_step(clocks: dict[Counter, CounterClock], event: Event, at: float, stretch: Stretch = TRAINS) -> bool:
-    """Takes a step, or another count, that was logged at `at`, into its clock. Returns whether it is progress.
-
-    A lower count is a new epoch once it rises by itself, or at once where the last one was counted to its
-    end. One that was read before the newest one is an old line that came late, or again.
-    """
+    """Takes a step, or another count, that was logged at `at`, into its clock. Returns whether it is progress. A lower
+    count is a new epoch once it rises by itself, or at once where the last one was counted to its end. One that was
+    read before the newest one is an old line that came late, or again."""
     number = event.count if event.step is None else event.step
     assert number is not None
     key = counter_of(event)
@@ -171,7 +161,9 @@ def apply_step(clocks: dict[Counter, CounterClock], event: Event, at: float, str
         if event.step is not None and (not clock.losses or clock.losses[-1].step != event.step):
             add_loss(clock, event, at)
         return False
-    if _epoch_ended(clock, event, number):
+    total = event.total_steps
+    # At its end, and at its beginning now: the next epoch of the same length.
+    if total is not None and total == clock.total_steps and clock.count >= 0.9 * total and number <= 0.1 * total:
         clock.first_step, clock.begun_anew = event.step or 0, clock.begun_anew + 1
         _rise(clock, event, number, at, stretch)
         return True
@@ -260,12 +252,6 @@ def _rise(clock: CounterClock, event: Event, number: float, at: float, stretch: 
     clock.total_steps = event.total_steps or clock.total_steps
 
 
-def _epoch_ended(clock: CounterClock, event: Event, number: float) -> bool:
-    """Whether the count was at its end and is at its beginning now: the next epoch of the same length."""
-    total = event.total_steps
-    return total is not None and total == clock.total_steps and clock.count >= 0.9 * total and number <= 0.1 * total
-
-
 def _reset(clock: CounterClock, event: Event, number: float, at: float) -> CounterClock:
     """A count that fell and rises again. Where it began at its beginning before, and does so again, it is an
     epoch like the last one, and what was learnt of its pace holds; else the program was started again."""
@@ -288,11 +274,8 @@ def apply_loss(clocks: dict[Counter, CounterClock], event: Event, at: float) -> 
 
 
 def main_clock(clocks: dict[Counter, CounterClock]) -> CounterClock | None:
-    """The clock that gives the step, None where nothing was ever counted.
-
-    Of those that count steps, are not at their end (a bar of the data, or of an evaluation) and were not
-    left, the one that was seen to rise most often.
-    """
+    """The clock that gives the step, None where nothing was ever counted. Of those that count steps, are not at their
+    end (a bar of the data, or of an evaluation) and were not left, the one that was seen to rise most often."""
     found = main_counter(clocks)
     return None if found is None else found[1]
 

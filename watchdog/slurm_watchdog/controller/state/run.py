@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +12,9 @@ from slurm_watchdog.analysis import rank_motion as motion
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
 from slurm_watchdog.controller.state.phases import Announcement, Phases
-from slurm_watchdog.controller.state.process_rates import ProcessRates
 from slurm_watchdog.controller.state.progress_clock import read_progress
-from slurm_watchdog.controller.state.still_row import Row
-from slurm_watchdog.controller.state.training_steps import idle_steps, living_steps, training_steps
-from slurm_watchdog.controller.state.wait_tally import WaitTally
+from slurm_watchdog.controller.state.training_steps import ProcessRates, idle_steps, living_steps, training_steps
+from slurm_watchdog.controller.state.wait_tally import Row, WaitTally
 from slurm_watchdog.diagnose.logs.root_cause import logged_error
 from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
 from slurm_watchdog.model.cluster_view import JobView
@@ -31,9 +28,7 @@ from slurm_watchdog.model.supervisor import BATCH_STEP, SupervisorStatus
 
 KEPT_ERRORS = 60  # Lines: half of them the first ones since the last step, half the last ones.
 MAX_PATTERNS = 64
-MAX_RANKS = 262_144
-"""Ranks that are counted, of all patterns together: an error that every rank of a large job logs in several
-lines has room."""
+MAX_RANKS = 262_144  # Ranks counted, of all patterns: one that each of a large job logs in several lines has room.
 
 
 @dataclass
@@ -96,7 +91,7 @@ class Run:
     left_out: LeftOut = field(default_factory=LeftOut)  # Where is counted what of this run had no room.
     processes: dict[ProcessKey, tuple[Process, float, float | None]] = field(default_factory=dict)
     """(as last seen, seen at, gone since). Those that live are bounded by the rows of a report, see
-    slurm_watchdog.controller.state.report_bounds; of those that have ended ranks and workers are remembered."""
+    slurm_watchdog.controller.state.reported_processes; of those that have ended ranks and workers are remembered."""
     lost_at: float = float("-inf")  # When a rank was last seen to be gone.
     unlisted: dict[str, int] = field(default_factory=dict)
     """Node -> processes of this run there that its newest report left out, or that had no room here."""
@@ -113,32 +108,27 @@ class Run:
     step_id: str | None = None  # The Slurm step that the clocks are about, as far as is known.
     steps: frozenset[str | None] = frozenset()  # It, and those whose ranks are of the same world: see `training_steps`.
     steps_from: float = float("-inf")  # Counts that were read before this belong to the Slurm step, or start, before.
-    starts: int | None = None
-    """How often its supervisor has started the command; None: it has none, as far as is known."""
+    starts: int | None = None  # How often its supervisor has started the command; None: as far as is known it has none.
     begun_ticks: int = 0  # Ranks in the batch step that are older are of an earlier start: see SupervisorStatus.
     clocks: dict[Counter, CounterClock] = field(default_factory=dict)
     clocks_before: dict[Counter, CounterClock] = field(default_factory=dict)
     """Those of the run before, until this one counts: a run that is being ended may make steps for as long as
     it is left."""
     grace_from: float = float("-inf")
-    troubled_at: float = float("-inf")
-    """When an incident of this job was last open: a step that took so long because of it teaches nothing."""
+    troubled_at: float = float("-inf")  # When an incident of it was open last: such a step teaches nothing.
     troubled_from: float = float("-inf")
     """Since when it has been so. Steps that were made before are reported again to a controller that starts, and
     teach unchanged."""
-    started: bool = False
-    """Whether this run has begun: until then, while the run before is completing, every line is that one's."""
+    started: bool = False  # Whether it has begun: until then every line is of the run before, which is completing.
     unseen: bool = False  # It was never seen running, and has run.
     inactive_since: float | None = None
     touched_at: float | None = None  # When an action of ours first touched it: what it says after that is our doing.
-    log_starts: dict[str, int] = field(default_factory=dict)
-    """Where this run's lines begin in the files of the run before."""
+    log_starts: dict[str, int] = field(default_factory=dict)  # Where its lines begin in files of the run before.
     log_offsets: dict[str, dict[str, int]] = field(default_factory=dict)
     """How far each node has read each file, by node and path: less than before where a file was cut off."""
     logs: dict[tuple[str, str], tuple[LogFile, float]] = field(default_factory=dict)
     """(node, path) -> the file as it was seen last, and when."""
-    unread: dict[str, float] = field(default_factory=dict)
-    """Node -> when it has returned, while it has not read its logs since."""
+    unread: dict[str, float] = field(default_factory=dict)  # Node -> when it returned, until it reads its logs.
     logs_missed: bool = False  # There are more files than were taken.
     phases: Phases = field(default_factory=Phases)  # What its logs have announced since the last step.
     in_saver: bool = False  # The newest dump since the last step shows a rank that saves.
@@ -161,12 +151,10 @@ class Run:
     snapshots: deque[tuple[float, tuple[ProcessStack, ...], tuple[str, ...]]] = field(
         default_factory=lambda: deque(maxlen=KEPT_SNAPSHOTS)
     )
-    collectives: tuple[RecordSet, ...] = ()
-    """What its ranks had recorded of their collectives, written since the last step."""
+    collectives: tuple[RecordSet, ...] = ()  # What its ranks recorded of their collectives since the last step.
     own_words: tuple[float, tuple[OwnWords, ...]] = (0.0, ())
     """When they were as old as they say, and what its ranks wrote of their own ends."""
-    row: Row | None = None
-    """Of the dumps since the last step, beginning with those that were taken because it was late by its own measure."""
+    row: Row | None = None  # Of the dumps since the last step, from those that were taken because it was late.
     steady: dict[ProcessKey, Steady] = field(default_factory=dict)
     """What the dumps since the last step say of ranks that may spin in Python; nothing without them."""
     motion: Motion | None = None  # What the dumps of the whole run say of a loop whose steps cannot be read.
@@ -248,6 +236,7 @@ def past_run(run: Run, now: float) -> PastRun:
     progress = read_progress(run.clocks, None, run.grace_from, now)
     last_step = progress.step if progress is not None and progress.step_known else None
     last_increase_age_s = None if progress is None else progress.last_increase_age_s
+    ranks = [process for process, _, _ in run.processes.values() if process.role is Role.RANK]
     return PastRun(
         restarts=run.job.restarts,
         began_at=run.began_at,
@@ -271,16 +260,11 @@ def past_run(run: Run, now: float) -> PastRun:
         touched_at=run.touched_at,
         errors=tuple(logged_error(event, node, at) for node, at, event in run.errors.lines),
         error_ranks=run.errors.ranks_by_pattern(),
-        ranks=_world(process for process, _, _ in run.processes.values() if process.role is Role.RANK),
+        # Those that were seen, or as many as their world size says.
+        ranks=max([len({rank.rank for rank in ranks}), *(rank.world_size or 0 for rank in ranks)]),
         seats=_seats(run),
         batch_host=run.job.batch_host,
     )
-
-
-def _world(ranks: Iterable[Process]) -> int:
-    """How many ranks there are: those that were seen, or as many as their world size says."""
-    seen = list(ranks)
-    return max([len({rank.rank for rank in seen}), *(rank.world_size or 0 for rank in seen)])
 
 
 def _seats(run: Run) -> tuple[RankLocation, ...]:
@@ -353,13 +337,10 @@ def _log_starts(before: Run) -> dict[str, int]:
 
 def follow_training(run: Run, now: float, interval_s: float) -> None:
     """Where the batch script continues from one step to the next (its data, then the training), everything starts
-    again.
-
-    What was learnt of the steps before says nothing about how long the next program takes to start. The last lines
-    of the one before may come with the next report only, and from another node. A rank that cannot be killed may stay
-    of a step that was started again elsewhere; a step beside one that has all its ranks is a side step, unless that
-    one does nothing beside it, or has half as many ranks.
-    """
+    again. What was learnt of the steps before says nothing about how long the next program takes to start. The last
+    lines of the one before may come with the next report only, and from another node. A rank that cannot be killed may
+    stay of a step that was started again elsewhere; a step beside one that has all its ranks is a side step, unless
+    that one does nothing beside it, or has half as many ranks."""
     living, (newest, steps) = living_steps(run.processes), training_steps(run.processes, run.steps)
     continues = run.step_id is None or run.step_id in steps
     if not living or (not continues and run.step_id in living and not _gives_way(run, steps)):

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis import rank_motion
 from slurm_watchdog.analysis.progress_limit import STARTS
 from slurm_watchdog.base.capped import put_newest
-from slurm_watchdog.controller.state import still_row, wait_tally
-from slurm_watchdog.controller.state.process_rates import ProcessRates
+from slurm_watchdog.controller.state import wait_tally
 from slurm_watchdog.controller.state.progress_clock import (
     Stretch,
     apply_loss,
@@ -29,6 +28,7 @@ from slurm_watchdog.controller.state.run import (
     Run,
 )
 from slurm_watchdog.controller.state.run_view import snapshot_views
+from slurm_watchdog.controller.state.training_steps import ProcessRates
 from slurm_watchdog.diagnose.logs.root_cause import logged_error
 from slurm_watchdog.diagnose.stacks.spinning import follow
 from slurm_watchdog.diagnose.stacks.vote import vote
@@ -37,8 +37,7 @@ from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, LogFile, Process, Role
 from slurm_watchdog.model.slurm import SlurmJob
 
-KEPT_GONE_S = 3600.0
-"""A rank or worker that is gone is remembered this long, so that its death is reported."""
+KEPT_GONE_S = 3600.0  # A rank or worker that is gone is remembered this long, so that its death is reported.
 GONE_OF_ROLE = 256  # … of one node so many ranks, and so many workers. The oldest are forgotten first.
 MAX_PATH = 4096  # Characters of a file's name that is remembered; linux/limits.h.
 MAX_LAST_WORDS = 30
@@ -117,8 +116,10 @@ def note_event(run: Run, node: str, event: Event, made_at: float) -> None:
     if event.kind is EventKind.ERROR or event.loss_is_no_number:
         run.restless = True
     if at < run.valid_from or not run.started:
-        if not event.backlog:
-            _note_of_run_before(run, node, at, event)
+        if event.kind is EventKind.ERROR and not event.backlog:
+            note_last_words(run, node, at, event)
+        elif event.kind is EventKind.PROGRESS and event.step is not None and not event.backlog:
+            note_last_steps(run, event, at)
         return
     its_own = run.unseen and event.kind is EventKind.ERROR and _is_named_after(event.source, run.job)
     of_run_before = event.kind is EventKind.ERROR or (event.kind is EventKind.PROGRESS and run.job.restarts > 0)
@@ -139,13 +140,6 @@ def note_event(run: Run, node: str, event: Event, made_at: float) -> None:
         rose_at = clock.rose_at if clock is not None and clock.seen > 1 else None
         if not run.errors.add(node, at, event, rose_at):
             run.left_out.note("error_ranks", run.name)
-
-
-def _note_of_run_before(run: Run, node: str, at: float, event: Event) -> None:
-    if event.kind is EventKind.ERROR:
-        note_last_words(run, node, at, event)
-    elif event.kind is EventKind.PROGRESS and event.step is not None:
-        note_last_steps(run, event, at)
 
 
 def _note_saved(run: Run, node: str, event: Event, at: float) -> None:
@@ -230,22 +224,17 @@ def note_log(run: Run, node: str, log: LogFile, at: float) -> None:
     run.logs[key] = (log, at)
 
 
-BY_DISK = frozenset({"directory", "tracker"})
-"""Patterns of events about what is on disk, see slurm_watchdog.agent.collectors.checkpoint."""
+BY_DISK = frozenset({"directory", "tracker"})  # Patterns of events about the disk: see agent.collectors.checkpoint.
 SEEN_LATE_S = 60.0
 """What a look does not show was not complete so long before it: a client may show a directory that is a minute old
 (acdirmax of nfs(5))."""
-EARLIER_CHECKPOINTS = 32
-"""Of a run so many are remembered: damaged ones follow until a person restarts a job whose loss went bad."""
+EARLIER_CHECKPOINTS = 32  # Of a run: damaged ones follow until a person restarts a job whose loss went bad.
 
 
 def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> None:
-    """The checkpoints in one directory as an agent sees them now.
-
-    One more that is complete sets the clock to when it was, as a line in the log does that says so: the step after it
-    could not begin before. One that the log has reported did that already, and one beyond the run's step is another
-    training's.
-    """
+    """The checkpoints in one directory as an agent sees them now. One more that is complete sets the clock to when it
+    was, as a line in the log does that says so: the step after it could not begin before. One that the log has reported
+    did that already, and one beyond the run's step is another training's."""
     if not run.started:
         return
     looked_at = at - max(0.0, found.looked_age_s)
@@ -278,14 +267,14 @@ def note_early_dump(
     near that limit. If a step has come since it was asked for, it shows what was before that."""
     clock = main_clock(run.clocks)
     if clock is not None and clock.rose_at <= asked_at:
-        run.row = still_row.follow(run.row, (at, stacks, silent))
+        run.row = wait_tally.follow_row(run.row, (at, stacks, silent))
         run.restless = True
 
 
 def note_snapshot(run: Run, stacks: tuple[ProcessStack, ...], silent: tuple[str, ...], at: float) -> None:
     """One dump of all ranks."""
     if run.row is not None:
-        run.row = still_row.follow(run.row, (at, stacks, silent))
+        run.row = wait_tally.follow_row(run.row, (at, stacks, silent))
     before = run.steady if run.snapshots else {}
     run.snapshots.append((at, stacks, silent))
     run.restless = True

@@ -7,13 +7,13 @@ from collections import Counter
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import picked
-from slurm_watchdog.controller.state import still_row
 from slurm_watchdog.controller.state.gpu_owners import GpuPids
 from slurm_watchdog.controller.state.nodes import Nodes
 from slurm_watchdog.controller.state.phases import Announcement
 from slurm_watchdog.controller.state.progress_clock import main_clock, read_progress
 from slurm_watchdog.controller.state.run import Run
 from slurm_watchdog.controller.state.training_steps import training_steps
+from slurm_watchdog.controller.state.wait_tally import row_view
 from slurm_watchdog.knowledge.frameworks import title_of
 from slurm_watchdog.model.cluster_view import (
     Announced,
@@ -47,10 +47,12 @@ def job_view(
     clock = main_clock(run.clocks)
     step_times, losses = ((), ()) if clock is None else clock.series()
     said = run.phase(now)
-    return JobView(
+    return picked(
+        JobView,
+        run,
+        *("step_id", "collectives", "motion", "past"),
         job=job,
         run_age_s=now - max(run.began_at, run.grace_from),
-        step_id=run.step_id,
         processes=process_views(run, now),
         progress=_progress(run, said, now),
         phase=said.phase if said else None,
@@ -58,9 +60,8 @@ def job_view(
         log=log_view(run, now),
         checkpoint=Checkpoint(step=run.checkpoint[0], age_s=now - run.checkpoint[1]) if run.checkpoint else None,
         snapshots=snapshot_views(run, now),
-        collectives=run.collectives,
         own_words=tuple(replace(each, age_s=each.age_s + now - run.own_words[0]) for each in run.own_words[1]),
-        row=None if run.row is None else still_row.view(run.row, now),
+        row=None if run.row is None else row_view(run.row, now),
         errors=tuple(ErrorLine(node=node, age_s=now - at, event=event) for node, at, event in run.errors.lines),
         error_ranks=run.errors.ranks_by_pattern(),
         silent_nodes=silent_nodes,
@@ -75,10 +76,8 @@ def job_view(
         saving_age_s=None if run.saving_at is None else now - run.saving_at,
         checkpoint_intervals_s=tuple(run.checkpoint_intervals_s),
         steady=tuple(run.steady.values()) if run.snapshots else (),
-        motion=run.motion,
         saved_age_s=None if run.saved_at == float("-inf") else now - run.saved_at,
         save_intervals_s=tuple(run.save_intervals_s),
-        past=run.past,
         touched_age_s=None if run.touched_at is None else now - run.touched_at,
         unlisted=sum(run.unlisted.values()),
         supervised=supervisor is not None and supervisor.step_id == run.step_id and supervisor.restarts_left > 0,

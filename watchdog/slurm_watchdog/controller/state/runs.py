@@ -20,8 +20,7 @@ from slurm_watchdog.model.past_runs import EndedJob, PastRun
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import ALIVE, FAILED, RUNNING, WAITING, is_known
 
-KEPT_ENDED_S = 3600.0
-"""Slurm forgets a job after some minutes (MinJobAge, 300 s by default): too soon for who looks at it in the morning."""
+KEPT_ENDED_S = 3600.0  # Slurm forgets a job after minutes (MinJobAge, 300 s): too soon for who looks in the morning.
 MAX_ENDED = 500
 MAX_NAMES = 2000
 MAX_LINKS = 20  # Ended jobs that are remembered of one user and name.
@@ -84,11 +83,9 @@ class PastJobs:
             self._links.popitem(last=False)
 
     def preceded_by(self, job: SlurmJob, past: PastRun) -> tuple[str, ...]:
-        """The jobs that this one followed on: it was there when they ended, ran after them, and its steps
-        continued from theirs.
-
-        A sweep, or someone who tries again and again, begins at the first step each time and is no chain.
-        """
+        """The jobs that this one followed on: it was there when they ended, ran after them, and its steps continued
+        from theirs. A sweep, or someone who tries again and again, begins at the first step each time and is no
+        chain."""
         links: Mapping[str, _Link] = self._links.get((job.user, job.name), {})
         return tuple(
             job_id
@@ -113,8 +110,7 @@ class Runs:
         self._left_out = left_out
         self._runs: dict[str, Run] = {}
         self.past_jobs = PastJobs()
-        self._before: dict[str, str] | None = None
-        """Job -> its state in the listing before the newest; None: there was none."""
+        self._before: dict[str, str] | None = None  # Job -> its state in the listing before the newest, if any.
         self._acted_on: dict[str, int] = {}
         """Job -> restart count, of actions that an earlier controller left open: how such a job ended counts, too."""
 
@@ -169,8 +165,11 @@ class Runs:
                 mark_unseen(run)
             run.inactive_since = now if run.inactive_since is None else run.inactive_since
             run.job = job
-        if job.held and job.state in WAITING and job.job_id in self._runs:
-            _note_held(self._runs[job.job_id])
+        run = self._runs.get(job.job_id)
+        last = run.past[-1] if job.held and job.state in WAITING and run is not None and run.past else None
+        # A requeue of ours holds the job for a moment, too: that says nothing of the run before.
+        if run is not None and last is not None and last.touched_at is None and not last.held_after:
+            run.amend_last(held_after=True)
 
     def _begin(self, job: SlurmJob, now: float, before: Run | None, wall: float | None) -> Run:
         run = self._runs[job.job_id] = new_run(job, now, before, wall, self._left_out)
@@ -298,13 +297,6 @@ class Runs:
                 run=past,
                 past=run.past,
             )
-
-
-def _note_held(run: Run) -> None:
-    """A requeue of ours holds the job for a moment, too: that says nothing of the run before."""
-    last = run.past[-1] if run.past else None
-    if last is not None and last.touched_at is None and not last.held_after:
-        run.amend_last(held_after=True)
 
 
 def _continue(run: Run, job: SlurmJob, now: float, wall: float | None) -> None:

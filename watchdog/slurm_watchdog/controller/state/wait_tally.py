@@ -1,15 +1,17 @@
-"""How often the ranks of a run were found waiting, in every report of their nodes. Pure bookkeeping."""
+"""How often the ranks of a run were found waiting, in every report of their nodes; and since the step was
+late, dump after dump: does every rank stand where it stood? Pure bookkeeping."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slurm_watchdog.analysis.memo import Series
 from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, call_of, locate
-from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
+from slurm_watchdog.diagnose.stacks.waiting import ProcessKey, frames_key
 from slurm_watchdog.knowledge.stack_frames import Place
+from slurm_watchdog.model.cluster_view import StackSnapshot, StillRow
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Gpu, Process, Role
 from slurm_watchdog.model.past_runs import WHOLE, DumpedRank, RankKey, WaitBlock, WaitDump
@@ -17,8 +19,7 @@ from slurm_watchdog.model.past_runs import WHOLE, DumpedRank, RankKey, WaitBlock
 BLOCK_S = 60.0  # Of one block. How long a rank has run is read every 12 ticks: a minute.
 MOST = 255  # Seconds, or looks, of one block: what a byte holds.
 LONGEST_S = 200.0  # Between two such readings: over a longer gap nothing is known.
-KEPT_BLOCKS = 180
-"""Three hours: one before the change, and two for a small one to be told from chance. 720 bytes a rank."""
+KEPT_BLOCKS = 180  # Three hours: one before the change, two to tell a small one from chance. 720 bytes a rank.
 LEAST_KEPT = 75  # An hour before the change, and a quarter of one: enough for any but a small change.
 MAX_BYTES = 24 * 1024**2  # Of all runs together: of more than 35,000 ranks fewer blocks are kept.
 KEPT_DUMPS = 48
@@ -34,8 +35,7 @@ class _Count:
     gpu_looks: int = 0
     gpu_idle: float = 0.0
     noted: bool = False  # Someone has looked at it in this block.
-    read_at: float | None = None
-    """When it was read last how long it has run; None: no sleep is known from the next reading."""
+    read_at: float | None = None  # When it was read last; None: no sleep is known from the next reading.
     runnable_s: float = 0.0  # What was read then.
 
 
@@ -165,3 +165,47 @@ def _dumped(stack: ProcessStack) -> DumpedRank | None:
         in_backward=place.place is Place.BACKWARD,
         call=call_of(place.frames[0]) if place.frames else "",
     )
+
+
+Dump = tuple[float, tuple[ProcessStack, ...], tuple[str, ...]]  # (when, stacks, nodes that gave none).
+
+
+@dataclass(frozen=True)
+class Row:
+    """The first of them and the last two."""
+
+    dumps: int
+    kept: tuple[Dump, ...]
+    over: bool = False
+
+
+def follow_row(row: Row | None, dump: Dump) -> Row:
+    """`row` and one more dump."""
+    places = _places(dump)
+    if row is None:
+        return Row(1, (dump,), over=places is None)
+    kept = (row.kept[0], *row.kept[1:][-1:], dump)
+    return replace(
+        row, dumps=row.dumps + 1, kept=kept, over=row.over or places is None or places != _places(row.kept[-1])
+    )
+
+
+def row_view(row: Row, now: float) -> StillRow:
+    """As detectors see it."""
+    kept = tuple(StackSnapshot(age_s=now - at, stacks=stacks, silent_nodes=silent) for at, stacks, silent in row.kept)
+    return StillRow(dumps=row.dumps, snapshots=kept, over=row.over)
+
+
+def _places(dump: Dump) -> dict[ProcessKey, tuple[str, ...]] | None:
+    """Where each rank stands; None where that is not known of all of them."""
+    if dump[2]:
+        return None
+    found = {}
+    for stack in dump[1]:
+        if stack.role is not Role.RANK or stack.rank is None:
+            continue
+        place = locate(stack)
+        if place.error is not None:
+            return None
+        found[stack.node, stack.pid, stack.start_ticks] = frames_key(place)
+    return found or None

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from slurm_watchdog.analysis.learned_limit import Limit, learnt_limit
+from slurm_watchdog.analysis.progress_limit import Limit, learnt_limit
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.digest import Digest, shape

@@ -22,9 +22,7 @@ from slurm_watchdog.model.actions import ActionEnd, Operation, OperationOutcome
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import REQUEUED, STARTED
 
-LATE_S = 60.0
-"""slurmctld may carry a request out so long after its sender gave up waiting: it lies in a queue there,
-and is not taken back."""
+LATE_S = 60.0  # slurmctld may carry a request out so long after its sender gave up waiting: it is queued there.
 QUEUE_REASONS: dict[str, str] = {
     "JobArrayTaskLimit": "another element of its array runs, and the array allows no more at once (%)",
     "Resources": "there are not enough free nodes",
@@ -34,8 +32,7 @@ QUEUE_REASONS: dict[str, str] = {
     "BeginTime": "its start was put off",
     "JobHeldUser": "a user holds it",
     "JobHeldAdmin": "an administrator holds it",
-}
-"""Slurm's reasons for a job that waits, in words (squeue(1), JOB REASON CODES)."""
+}  # Slurm's reasons for a job that waits, in words (squeue(1), JOB REASON CODES).
 
 
 def after_requeue(at: Observed) -> Move:
@@ -161,7 +158,7 @@ def described_end(at: Observed, job: SlurmJob) -> Move:
         return at.give_up(
             f"released, and still {queued} {at.limits.confirm_s:.0f} s later: Slurm starts it when it can"
             if queued
-            else f"no new step within {at.limits.confirm_s:.0f} s of the restart",
+            else f"no new step within {at.limits.confirm_s:.0f} s of the restart"
         )
     return Wait(
         reason=f"the job is {queued}" if queued else "waiting for the first new step",

@@ -28,7 +28,9 @@ def before_end(at: Observed) -> Move:
         if at.stage is Stage.FINISHED:
             if at.job is not None and at.job.starts_again:
                 return Wait(reason="the job has ended on its own, and is being started again")
-            return at.give_up(f"{_how_it_ended(at)} before anything was done; it is not run again")
+            state = "" if at.job is None else at.job.state
+            outside = f"was ended outside the watchdog ({state})" if state in ENDED_FROM_OUTSIDE else "ended on its own"
+            return at.give_up(f"the job {outside} before anything was done; it is not run again")
         if _makes_steps_again(at):
             return at.give_up("the job makes steps again: it is left alone", needless=True)
         if (kept := _kept(at)) is not None:
@@ -79,16 +81,6 @@ def _kept(at: Observed) -> Move | None:
     if at.job.kept_from_queue and ways and not set(ways) - RUN_AGAIN:
         return at.give_up(f"{at.job.kept_from_queue}: it is left as it is")
     return None
-
-
-def _how_it_ended(at: Observed) -> str:
-    """`the job ended on its own`, unless Slurm's word says who ended it."""
-    state = "" if at.job is None else at.job.state
-    return (
-        f"the job was ended outside the watchdog ({state})"
-        if state in ENDED_FROM_OUTSIDE
-        else "the job ended on its own"
-    )
 
 
 def _next_rung(at: Observed) -> Move:
@@ -204,18 +196,15 @@ def _ended_without_saving(at: Observed) -> Move:
         return end_run(at)
     if at.tried(Operation.WRITE_KILL_SWITCH) and not at.done(Operation.WRITE_KILL_SWITCH):
         return at.give_up(
-            "the job ended while its kill switch was not on all nodes yet: if it saw it, restart it manually",
+            "the job ended while its kill switch was not on all nodes yet: if it saw it, restart it manually"
         )
     if at.ended_s <= at.limits.step_s:  # a save that took long may have been complete a moment before the end
         return Wait(reason="the job has ended; waiting to hear whether it saved")
-    return at.give_up(
-        f"the job ended ({at.job.state}) without showing a complete checkpoint; restart it manually",
-    )
+    return at.give_up(f"the job ended ({at.job.state}) without showing a complete checkpoint; restart it manually")
 
 
 def _ended_by_our_signal(at: Observed) -> bool:
-    """Whether the run was ended by a signal that is known to be sent, in a loop that hung: it lost
-    nothing by that."""
+    """Whether the run was ended by a signal that is known to be sent, in a loop that hung: it lost nothing by that."""
     assert at.job is not None
     signalled = any(
         r.operation is not Operation.WRITE_KILL_SWITCH and r.outcome is OperationOutcome.DONE

@@ -5,12 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_watchdog.controller.actions.ladder.after_requeue import (
-    LATE_S,
-    described_end,
-    drain_nodes,
-    end_of_restart,
-)
+from slurm_watchdog.controller.actions.ladder.after_requeue import LATE_S, described_end, drain_nodes, end_of_restart
 from slurm_watchdog.controller.actions.ladder.state import Execute, Finish, Move, Observed, Stage, Wait, ladder_of
 from slurm_watchdog.knowledge.rungs import ENDINGS
 from slurm_watchdog.model.actions import ActionRun, Operation, Rung
@@ -211,7 +206,7 @@ def _wait_for_end(at: Observed) -> Move:
         return at.give_up(at.why_failed(Operation.CANCEL)) if move is None else move
     if at.now - began > at.limits.end_s:
         return at.give_up(
-            f"the job was cancelled and has not ended within {at.limits.end_s:.0f} s: a process of it cannot be killed",
+            f"the job was cancelled and has not ended within {at.limits.end_s:.0f} s: a process of it cannot be killed"
         )
     return Wait(reason="the job was cancelled and is ending")
 

@@ -24,14 +24,7 @@ from slurm_watchdog.controller.actions.ladder.state import (
     ladder_of,
     limits_for,
 )
-from slurm_watchdog.model.actions import (
-    ActionRun,
-    Operation,
-    OperationOutcome,
-    OperationRecord,
-    Rung,
-    answer_shown,
-)
+from slurm_watchdog.model.actions import Operation, OperationOutcome, OperationRecord, Rung, answer_shown
 from slurm_watchdog.model.slurm_states import OVER, WAITING
 
 _WITHOUT_US = {
@@ -104,12 +97,9 @@ def _unknown(at: Observed) -> Move:
         return Wait(reason="Slurm does not answer")
     if at.unread_s > at.limits.confirm_s:
         why = f"for {at.limits.confirm_s:.0f} s Slurm's answer about the job could not be used: {at.unread}"
-        return at.give_up(f"{why}; look with `scontrol show job {_job_id(at)}`")
+        job_id = at.decision.fence.job_id if at.decision.fence is not None else ""
+        return at.give_up(f"{why}; look with `scontrol show job {job_id}`")
     return Wait(reason=f"Slurm answers, and its answer cannot be used: {at.unread}")
-
-
-def _job_id(at: ActionRun) -> str:
-    return at.decision.fence.job_id if at.decision.fence is not None else ""
 
 
 def _reconcile(at: Observed, lost: OperationRecord) -> Move:
@@ -118,11 +108,8 @@ def _reconcile(at: Observed, lost: OperationRecord) -> Move:
     new = at.submitted
     if lost.operation is Operation.RESUBMIT and new is None and not at.submission_looked_for:
         return Wait(reason="looking for the job that was submitted")
-    answer = (
-        answer_shown(at.decision, at.supervisor)
-        if lost.operation in (Operation.WRITE_ORDER, Operation.RESTART_STEP)
-        else None
-    )
+    ordered = lost.operation in (Operation.WRITE_ORDER, Operation.RESTART_STEP)
+    answer = answer_shown(at.decision, at.supervisor) if ordered else None
     if answer is not None:
         return Reconcile(operation=lost.operation, attempt=lost.attempt, outcome=answer[0], detail=answer[1])
     shown = {
@@ -137,10 +124,7 @@ def _reconcile(at: Observed, lost: OperationRecord) -> Move:
     detail = "the answer was lost; it is done again, which is harmless"
     outcome = OperationOutcome.UNKNOWN
     if lost.operation is Operation.ABANDON:
-        outcome, detail = (
-            OperationOutcome.DONE,
-            "an operator cancelled the restart; the job was left as it is",
-        )
+        outcome, detail = OperationOutcome.DONE, "an operator cancelled the restart; the job was left as it is"
     elif lost.operation in (Operation.SIGNAL_USR1, Operation.SIGNAL_TERM):
         detail = "the answer was lost; a signal is not sent twice, its effect is waited for"
     elif shown:
@@ -168,15 +152,10 @@ def _hold(at: Observed) -> Move:
     if job is None:
         return at.give_up("Slurm does not know the job any more")
     if job.held and job.state != "COMPLETING":
-        ours = at.tried(Operation.HOLD)
         what = f"`scontrol release {job.job_id}` lets it run, once the cause is mended"
-        by = (
-            "slurm-watchdog keeps it in the queue, for it"
-            if ours
-            else "a user or an administrator holds it already; it"
-        )
-        detail = f"{by} restarted and died again and again; {what}"
-        return at.ends(detail)
+        ours = at.tried(Operation.HOLD)
+        by = "slurm-watchdog keeps it in the queue, for" if ours else "a user or an administrator holds it already;"
+        return at.ends(f"{by} it restarted and died again and again; {what}")
     if job.state == "RUNNING":
         before = decision.step_at_decision
         if at.next_first_step is not None and (before is None or at.next_first_step > before):

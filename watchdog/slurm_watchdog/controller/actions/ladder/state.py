@@ -12,15 +12,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.knowledge.rungs import GENTLE
-from slurm_watchdog.model.actions import (
-    Action,
-    ActionEnd,
-    ActionRun,
-    Decision,
-    Operation,
-    OperationOutcome,
-    Rung,
-)
+from slurm_watchdog.model.actions import Action, ActionEnd, ActionRun, Decision, Operation, OperationOutcome, Rung
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.protocol import ProcessEnd
@@ -153,12 +145,11 @@ def steps_lost(
     by_epochs: bool = False,
     unseen: int = UNSEEN,
 ) -> StepsLost:
-    """What a restart cost. The old run logged `last_step` last, a line every `stride` steps, the new one
-    `first_step` first, a line every `next_stride`; `loaded_step` is the newest complete checkpoint that is
-    known. It continues from there if its first line fits, else from somewhere before that line, or from the
-    checkpoint if a few lines before it may have been missed; without a known checkpoint these lines make a
-    range. `by_epochs`: it counts by epochs, and may have
-    begun one of them again in its log alone (ignite, fastai), so that nothing is known to be lost unless that
+    """What a restart cost. The old run logged `last_step` last, a line every `stride` steps, the new one `first_step`
+    first, a line every `next_stride`; `loaded_step` is the newest complete checkpoint that is known. It continues from
+    there if its first line fits, else from somewhere before that line, or from the checkpoint if a few lines before it
+    may have been missed; without a known checkpoint these lines make a range. `by_epochs`: it counts by epochs, and may
+    have begun one of them again in its log alone (ignite, fastai), so that nothing is known to be lost unless that
     checkpoint fits. `unseen`: lines before its first one that may have been missed."""
     pace = max(1, stride, next_stride)  # the new run has written too few lines to show it
     earliest, latest = max(0, first_step - pace), max(0, first_step - 1)
@@ -226,8 +217,7 @@ class Observed(ActionRun):
     job: SlurmJob | None = None
     step: int | None = None  # Newest step of the run that the decision is about.
     total_steps: int | None = None
-    complete_checkpoint_step: int | None = None
-    """Step of the newest complete checkpoint that came after the job was asked to save."""
+    complete_checkpoint_step: int | None = None  # Of the newest complete one that came after the job was asked to save.
     next_first_step: int | None = None
     """First step that the new run logged as made, once it is proven to train: see
     slurm_watchdog.controller.actions.ladder.state."""
@@ -238,13 +228,10 @@ class Observed(ActionRun):
     stalled_mounts: tuple[str, ...] = ()
     paused: bool = False
     ended_s: float = 0.0  # Since when this controller has seen that the run of the decision is over; 0: it is not.
-    taken_up_at: float = 0.0
-    """When this controller began to drive the action: what agents know takes a moment to arrive after that."""
+    taken_up_at: float = 0.0  # When this controller began to drive the action: what agents know comes a moment later.
     submitted: SlurmJob | None = None  # The job that was submitted in place of this one.
-    submission_looked_for: bool = False
-    """Whether `submitted` None means that Slurm has none, and not that no one has asked yet."""
-    behind: tuple[SlurmJob, ...] = ()
-    """Jobs that continue where this one ends: elements of its array, jobs that depend on it."""
+    submission_looked_for: bool = False  # Whether `submitted` None means that Slurm has none: someone has looked.
+    behind: tuple[SlurmJob, ...] = ()  # Jobs that continue where this one ends: of its array, or that depend on it.
     freed: tuple[SlurmJob, ...] = ()
     """Jobs that wait for the end of this one, or have waited for it, if it has ended: Slurm lets them start then,
     whatever this one does next."""

@@ -1,5 +1,4 @@
-"""Chooses the rows of a list that is too long: each owner gets an equal share, and small shares are kept whole.
-Pure."""
+"""Chooses the rows of a list that is too long: owners get equal shares, and small shares are kept whole. Pure."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ def fair_share(
 
 
 def _shares(counts: Counter[Hashable], limit: int) -> Counter[Hashable]:
-    """How many rows each owner gets of `limit`, which is less than there are: equal shares, and what few
-    leave goes to the others."""
+    """How many rows each owner gets of `limit`, less than there are: equal shares, and what few leave to others."""
     shares: Counter[Hashable] = Counter()
     waiting = len(counts)
     for who, count in sorted(counts.items(), key=lambda each: each[1]):

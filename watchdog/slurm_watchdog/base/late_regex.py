@@ -1,5 +1,4 @@
-"""Regular expressions that are compiled when they are first used: a command that needs few of a thousand starts sooner.
-Pure."""
+"""Regular expressions that are compiled when first used: a command that needs few starts sooner. Pure."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ def share_of(name: str) -> float:
 
 
 def next_due(due: float, now: float, interval_s: float) -> float:
-    """When the tick after the one of `due` starts: on the same grid, after `now`; ticks that were missed are
-    not made up."""
+    """When the tick after the one of `due` starts: on the same grid, after `now`; missed ticks are not made up."""
     missed = max(0, int((now - due) // interval_s))
     return due + (missed + 1) * interval_s
 
@@ -68,8 +67,7 @@ class Signals:
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def install(self) -> None:
-        """Takes the signals over; call it from the main thread, after every child was forked that should not
-        have them."""
+        """Takes the signals over, in the main thread, after every child was forked that should not have them."""
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_stop)
@@ -110,8 +108,7 @@ class Waiter:
         self._watched: set[int] = set()
 
     def watch(self, fd: int, writing: bool = False) -> None:
-        """From now on `wait` returns `fd` when it can be read or has ended, with `writing` also when it can
-        be written."""
+        """From now on `wait` returns `fd` when it can be read or has ended; with `writing` when it can be written."""
         events = select.EPOLLIN | (select.EPOLLOUT if writing else 0)
         if fd in self._watched:
             self._epoll.modify(fd, events)

@@ -26,8 +26,7 @@ touching it would mount something that no job asked for. Names from /proc/filesy
 
 
 MAX_OF_USERS = 512
-"""Filesystems served by users that are kept: each may mount 1,000 (mount_max of fuse.conf), and each path is
-compared with each of them."""
+"""Filesystems of users that are kept: each may mount 1,000 (mount_max of fuse.conf), and all are compared."""
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,7 @@ def only(kind: type[S], value: S) -> S:
 
 
 def picked(kind: type[S], value: object, /, *names: str, **more: Any) -> S:
-    """A value of `kind` with the attributes of `value` of these names, without names of all that both have; `more` are
-    its other fields."""
+    """A `kind` with the attributes of `value` of these names (without names all that both have), and with `more`."""
     known = names or tuple(name for name in kind.__struct_fields__ if name not in more and hasattr(value, name))
     return kind(**{name: getattr(value, name) for name in known}, **more)
 

@@ -19,8 +19,7 @@ MAX_BYTES: Final = 256 * 1024
 
 
 def read_texts(directory: str) -> tuple[tuple[SiteText, ...], list[str]]:
-    """The files of the directory by name, and why some cannot be used, a sentence each. A directory that is
-    missing is an empty one."""
+    """The files of the directory by name, and why some cannot be used, a sentence each; a missing one is empty."""
     try:
         names = sorted(name for name in os.listdir(directory) if name.endswith(SUFFIX) and name[0] != ".")
         problem = _why_untrusted(directory, os.stat(directory)) if names else None
@@ -47,8 +46,7 @@ def read_texts(directory: str) -> tuple[tuple[SiteText, ...], list[str]]:
 
 
 def _read(path: str) -> str:
-    """The text of a regular file that only its trusted owner may write. Raises OSError, and ValueError
-    with the reason."""
+    """The text of a regular file that only its trusted owner may write. Raises OSError, ValueError with the reason."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
         about = os.fstat(fd)
@@ -73,8 +71,7 @@ def check_texts(texts: Sequence[SiteText]) -> list[str]:
 
 
 def put_in_force(texts: Sequence[SiteText]) -> None:
-    """Makes this process use their rows. Texts with errors, which `check_texts` has refused before, are
-    logged and ignored."""
+    """Makes this process use their rows. Texts with errors, which `check_texts` refused before, are only logged."""
     if not texts:
         return
     rows, problems = _rows_of(texts)

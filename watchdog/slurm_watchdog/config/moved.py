@@ -1,5 +1,4 @@
-"""Options that were elsewhere before this release, or are no more (moved.conf): a file that has them loads, with a
-warning for each."""
+"""Options that were elsewhere before this release, or are no more (moved.conf): each is taken, with a warning."""
 
 from __future__ import annotations
 

@@ -1,2 +1,1 @@
-"""What is missing for a node, a cluster or a job to be protected: facts are read at the edge, rules over them
-are pure."""
+"""What a node, a cluster or a job lacks to be protected: facts are read at the edge, rules over them are pure."""

@@ -41,8 +41,7 @@ UNITS = Path("/run/systemd/system")
 
 
 def run(argv: Sequence[str], deadline_s: float = DEADLINE_S, stderr: int = STDOUT) -> tuple[int | None, str]:
-    """(exit code, output) of a command; (None, why) for one that could not be run to its end. One that can't
-    be ended is left."""
+    """(exit code, output) of a command; (None, why) for one that did not run to its end, and may be left."""
     try:
         process = Popen(list(argv), stdin=DEVNULL, stdout=PIPE, stderr=stderr, start_new_session=True)
     except OSError as error:
@@ -154,8 +153,7 @@ def read_node(config: Config, service: str, node: str) -> Facts:
 
 
 def read_directory(path: str) -> tuple[str | None, str | None, int | None]:
-    """(type of its file system, why it cannot be written, free bytes). Asked in a child: it may be where
-    nothing answers."""
+    """(type of its file system, why it cannot be written, free bytes), asked in a child: nothing may answer there."""
     if not path:
         return None, None, None
     mount = mount_of(path, read_mounts())

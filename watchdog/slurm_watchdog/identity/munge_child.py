@@ -32,8 +32,7 @@ def load() -> Any:
 
 
 def decode(library: Any, free: Any, credential: bytes, socket: bytes) -> dict[str, object]:
-    """What the credential says: `uid` of its maker, `time`, `restricted_to`, `encrypted`, `payload`; or
-    `error` and `code`."""
+    """The credential: `uid` of its maker, `time`, `restricted_to`, `encrypted`, `payload`; or `error` and `code`."""
     context = ctypes.c_void_p(library.munge_ctx_create())
     if socket:
         library.munge_ctx_set(context, ctypes.c_int(SOCKET), ctypes.c_char_p(socket))

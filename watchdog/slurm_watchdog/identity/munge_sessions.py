@@ -1,5 +1,4 @@
-"""The sessions of agents that authenticate by MUNGE: one per node, in memory only. After a restart each agent
-starts a new one."""
+"""The sessions of agents that authenticate by MUNGE, one a node, in memory: after a restart each starts a new one."""
 
 from __future__ import annotations
 

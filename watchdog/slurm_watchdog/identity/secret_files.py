@@ -19,8 +19,7 @@ REVOKED_FILE = "ca.crl"
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """Where the certificates of one service lie: `ca.crt`, `agent.crt` and `agent.key`, or the same for the
-    controller."""
+    """Where the certificates of one service lie: `ca.crt`, `agent.crt` and `agent.key`, or the controller's."""
 
     directory: str
     service: str  # `agent` or `controller`.
@@ -54,8 +53,7 @@ Stamp = tuple[tuple[int, int, int, int], ...]  # (device, inode, size, change in
 
 
 def read_stamp(paths: Sequence[str]) -> Stamp:
-    """Differs from the one before when a file was replaced or written to. Links are followed: they may be
-    what is switched."""
+    """Differs from the one before when a file, or the link to it, was replaced or written to."""
     found = []
     for path in paths:
         try:

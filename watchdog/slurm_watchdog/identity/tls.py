@@ -1,5 +1,4 @@
-"""TLS on both ends: contexts from files, which are read again when they change, and what a failed handshake
-means in words."""
+"""TLS on both ends: contexts from files, read again when they change, and what a failed handshake means in words."""
 
 from __future__ import annotations
 
@@ -101,8 +100,7 @@ def explain(error: ssl.SSLError) -> str:
 
 
 def make_context(files: TlsFiles, *, server: bool) -> ssl.SSLContext:
-    """A context for one end: TLS 1.3, the other end has to show a certificate of our authority. Raises
-    IdentityError."""
+    """A context for one end, TLS 1.3; the other shows a certificate of our authority. Raises IdentityError."""
     check_secret(files.key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -141,8 +139,7 @@ def _text(error: OSError) -> str:
 
 
 class Context:
-    """The context of files that may be replaced while we run. What can't be loaded changes nothing, and is
-    said once."""
+    """The context of files that may be replaced while we run. What can't be loaded is logged and changes nothing."""
 
     def __init__(self, files: TlsFiles, *, server: bool, domain: str = ""):
         """`domain` is cut off the names of the other end. Raises IdentityError if they cannot be used now."""

@@ -1,5 +1,4 @@
-"""How agent and controller prove to each other who they are, and what the kernel says about the other end of
-a unix socket."""
+"""How agent and controller prove who they are, and what the kernel says of the other end of a unix socket."""
 
 from __future__ import annotations
 

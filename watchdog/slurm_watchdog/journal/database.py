@@ -71,8 +71,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """One transaction: committed at the end, rolled back by any exception. Inside of `together` it is a
-        part of that one."""
+        """One transaction: committed at the end, rolled back by any exception; inside of `together` a part of that."""
         try:
             if self._open is not None:
                 self._write_waiting(self._open)

@@ -42,8 +42,7 @@ class SqlEvidence:
         self._database.put((ADD, [row]))
 
     def share(self, incident_id: str, collection: str, stored_with: str) -> None:
-        """A collection that is stored with another incident is evidence of this one, too: what it has, and
-        what it will have."""
+        """A collection stored with another incident is evidence of this one, too: what it has, and will have."""
         row = {"incident_id": incident_id, "collection": collection, "stored_with": stored_with}
         same = [EVIDENCE_SHARED.c[name] == row[name] for name in ("incident_id", "collection")]
         with self._database.transaction() as sql:
@@ -81,8 +80,7 @@ class SqlEvidence:
             raise self._database.unreadable(error) from error
 
     def forget(self, before: float) -> int:
-        """Remove evidence that is older than this date; incidents, decisions and timelines stay. Returns how
-        many pieces."""
+        """Remove evidence older than this date; incidents, decisions and timelines stay. Returns how many pieces."""
         return self._database.change(sa.delete(EVIDENCE).where(EVIDENCE.c.at < before))
 
 

@@ -277,8 +277,7 @@ class Journal:
         reason: str = "",
         reason_at: float | None = None,
     ) -> None:
-        """Write down that a node is, or is about to be, excluded or drained. The same for the same decision
-        twice is once."""
+        """Write down that a node is, or is about to be, excluded or drained: once for one decision."""
         job_id = decision.fence.job_id if decision.fence is not None else ""
         c = self._entries.c
         if not self._entries.find(c.node == node, c.what == what, c.decision_id == decision.id):

@@ -38,8 +38,7 @@ class SqlOutbox:
         self._database.put((ADD, [row | new]))
 
     def pending(self, limit: int, channel: str | None = None, after: int = 0) -> list[OutboxItem]:
-        """The oldest messages (of one channel) that are not done, in the order they were added; those with an
-        id above `after`."""
+        """The oldest messages (of one channel) that are not done, in their order; those with an id above `after`."""
         query = sa.select(OUTBOX).where(OUTBOX.c.done.is_(False), OUTBOX.c.id > after)
         if channel is not None:
             query = query.where(OUTBOX.c.channel == channel)

@@ -32,8 +32,7 @@ SCHEMA = _table("journal_schema", "version int")
 INCIDENTS = _table("incidents", "id 64 key, state 16 index, kind 64, opened_at float index, document text")
 INCIDENT_JOBS = _table("incident_jobs", "incident_id 64 key, job_id 64 key index")
 EVIDENCE = _table("evidence", "id int key, incident_id 64 index, at float, kind 64, document text, collection 32 null")
-"""`collection`: the one that this piece came from; NULL for what the controller itself knew, and of schemas
-before 3."""
+"""`collection`: the one that it came from; NULL for what the controller itself knew, and of schemas before 3."""
 EVIDENCE_SHARED = _table("evidence_shared", "incident_id 64 key, collection 32 key, stored_with 64")
 """Incidents that a collection counts for although its pieces are stored with another one."""
 DECISIONS = _table(
@@ -92,8 +91,7 @@ MIGRATIONS = (
     (range(9, 14), "DROP TABLE IF EXISTS slow_searches"),
     (range(13, 14), "DROP TABLE IF EXISTS node_tests"),
 )  # fmt: skip
-"""What journals of these schemas need to become one of SCHEMA_VERSION, in this order; tables that they lack are made
-after it."""
+"""What journals of these schemas need to become one of SCHEMA_VERSION, in this order, before tables are made."""
 
 
 def refuse_newer(sql: sa.Connection, where: str) -> int:

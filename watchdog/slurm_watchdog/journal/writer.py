@@ -65,16 +65,14 @@ class JournalWriter:
         return True
 
     def write_or_queue(self, work: Callable[[], object]) -> None:
-        """The same for what is to be written, and reported, later where it can't be now: in order, with the
-        first tick in which it can."""
+        """The same for what is written, and reported, later where it can't be now: in order, with the first tick."""
         if self._queued or not self.write(work):
             self._queued.append(work)
         elif self._together is not None:
             self._together.append(work)
 
     def together(self, work: Callable[[], object]) -> None:
-        """Does `work`, all whose writes wait for the disk once. If the journal fails, those that were made
-        before are late, in order."""
+        """Does `work`, whose writes wait for the disk once. If the journal fails, those made before are late."""
         written = self._together = []
         try:
             with self._journal.together():
@@ -86,8 +84,7 @@ class JournalWriter:
             self._together = None
 
     def catch_up(self) -> None:
-        """Writes what could not be written before. Until it is, the controller stays blind: also where there
-        is nothing else to write."""
+        """Writes what could not be written before; until it is, the controller stays blind."""
         if not self._queued:
             return
         try:

@@ -14,8 +14,7 @@ class Action(StrEnum):
     REQUEUE = "requeue"  # Requeue held, add exclusions to the existing ones, release, see the first new step.
     GRACEFUL_RESTART = "graceful_restart"  # Kill switch, complete checkpoint, then as REQUEUE.
     RESTART_STEP = "restart_step"
-    """End the step and start it again in the same allocation, by the job's supervisor; else as REQUEUE, if the
-    ladder has it."""
+    """End the step and start it again in the same allocation, by the supervisor; else as REQUEUE, if in the ladder."""
     RESUBMIT = "resubmit"  # End the job, submit its stored script again.
     LEAVE_TO_CHAIN = "leave_to_chain"
     """End the job; the next element of its array, or the job that waits for it, continues."""
@@ -178,8 +177,7 @@ class ActionEnd(Struct):
     downtime_s: float | None = None
     seconds_lost: float | None = None  # The steps lost, in the time that they took.
     needless: bool = False
-    """Nothing was left to do: the job trains again, was started again, or is finished, without this action.
-    No one has to look at it."""
+    """Nothing was left to do: it trains again, was started again, or is finished, without this action."""
 
     @property
     def outcome(self) -> str:

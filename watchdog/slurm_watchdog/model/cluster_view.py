@@ -37,14 +37,11 @@ class ProcessView(Struct):
     cpu_ratio: float | None = None  # Cores that it used, on average over half a minute; None: not seen for so long.
     io_bytes_s: float | None = None  # Bytes a second that it read and wrote through system calls, over the same time.
     storage_age_s: float | None = None
-    """Since it was last seen waiting for a disk or a file for a moment only, as one that moves data does;
-    None: it never was."""
+    """Since it was last seen waiting for a disk or a file for a moment, as one that moves data; None: never."""
     worked_age_s: float | None = None
-    """Since a report that showed that it had computed or moved data since the one before, or that was the first of it;
-    None: not known."""
+    """Since a report showed that it had computed or moved data, or the first of it; None: not known."""
     quiet_s: float | None = None
-    """Since it, having used most of a core before, was last seen to use more than next to nothing; None: it
-    never did, or no one knows."""
+    """Since it, having used most of a core, was last seen to use more than next to nothing; None: not known."""
 
     @property
     def alive(self) -> bool:
@@ -92,8 +89,7 @@ class Progress(Struct):
     the number of epochs, counted again from a resume."""
     total_steps: int | None = None
     first_step: int | None = None
-    """The first step that this run logged as made: where a bar begins (`40/90 [00:00<?`) is none; None until
-    it rose from there."""
+    """The first step that this run logged as made, not where a bar begins; None until it rose from there."""
     begun_anew: int = 0  # How often its count fell and rose again in this run: then `total_steps` is that of an epoch.
     phase: str | None = None
     phase_age_s: float = 0.0
@@ -254,8 +250,7 @@ class JobView(Struct, dict=True, gc=True):
 
     @cached_property
     def collective_timeout(self) -> CollectiveTimeout | None:
-        """The shortest that a rank's command line or environment says, else one that is assumed; None:
-        nothing points to one."""
+        """The shortest that a rank's command line or environment says, or is assumed; None: nothing points to one."""
         named = [
             (each.process.collective_timeout_assumed, each.process.collective_timeout_s)
             for each in islice(self.ranks, ASKED_RANKS)
@@ -280,8 +275,7 @@ class JobView(Struct, dict=True, gc=True):
 
     @cached_property
     def renewed(self) -> bool:
-        """Whether every living rank is the successor of one that has ended since the last step: a launcher
-        has restarted them."""
+        """Whether every living rank succeeds one that ended since the last step: a launcher restarted them."""
         if self.progress is None:
             return False
         since_s = min(self.progress.age_s, self.progress.last_increase_age_s or self.progress.age_s)
@@ -374,5 +368,4 @@ class ClusterView(Struct):
     reservations: tuple[Reservation, ...] = ()  # Of Slurm, as they were listed last.
     date: float | None = None  # Of `now`, as seconds since the epoch; None: no one has said.
     asked: frozenset[str] | None = None
-    """Subjects of the open incidents: of anything else it need not be said that it is well. None: it is to be
-    said of all."""
+    """Subjects of the open incidents: of nothing else it need be said that it is well. None: of all."""

@@ -134,8 +134,7 @@ class Delivery(Answer):
 
     channel: str = ""
     failing_s: float | None = None
-    """Since the first of the failures without a success between them; None: the newest was delivered, or
-    there was none yet."""
+    """Since the first failure without a success since; None: the newest was delivered, or there was none."""
     error: str = ""
     waiting: int = 0  # Messages that wait to be sent.
     oldest_s: float = 0.0  # Age of the oldest of these.

@@ -1,5 +1,4 @@
-"""Judgement: findings of detectors, the incidents that they become, what people are not notified of, and
-where jobs hung."""
+"""Judgement: findings of detectors, incidents, what people are not notified of, and where jobs hung."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ class Severity(StrEnum):
 
 
 class Culprit(Struct, omit_defaults=False):
-    """Who is named. Fields that are not known stay None, and are there in JSON, for scripts; an empty list of culprits
-    names no one."""
+    """Who is named. Fields not known are None, and are there in JSON, for scripts; an empty list names no one."""
 
     node: str | None = None
     rank: int | None = None

@@ -23,16 +23,14 @@ ORDER_FIELDS = ("step", "start", "avoid", "grace", *LATER_FIELDS)
 MAX_FIELD = 300  # Characters of one value.
 MAX_PATH = 4096  # linux/limits.h
 PROGRAM_PLACES = frozenset({"bin", "sbin", "libexec", "cron.d", "profile.d", "autostart", "site-packages"})
-"""Directories whose files are run by their place; without a right to execute a switch would not be, and has
-no business there."""
+"""Directories whose files are run by their place: a switch has no business there."""
 _NOT_ALLOWED = re.compile(r"[^A-Za-z0-9 .,:_/-]")
 HEARTBEAT = "heartbeat"  # Beside the kill switch: where `slurm_watchdog_hooks` says how far the training is.
 RUN_NAME = re.compile(r"[0-9]{1,10}\.[0-9]{1,6}")
 
 
 def clean_field(text: object) -> str:
-    """A value as the line may hold it: everything outside of `[A-Za-z0-9 .,:_/-]` is an underscore, and it
-    has an end."""
+    """A value as the line may hold it: everything outside of `[A-Za-z0-9 .,:_/-]` is an underscore; it has an end."""
     return _NOT_ALLOWED.sub("_", str(text)[:MAX_FIELD])
 
 
@@ -74,8 +72,7 @@ def is_absolute_path(path: str) -> bool:
 
 
 def problem_of_path(path: str, prefixes: Iterable[str] = ()) -> str | None:
-    """Why no kill switch may lie at `path`, a sentence; None if it may. `prefixes`: what root allows besides
-    KILL_SWITCH_BASE."""
+    """Why no kill switch may lie at `path`, a sentence, or None. `prefixes`: allowed besides KILL_SWITCH_BASE."""
     shown = repr(path[:100])
     if not is_absolute_path(path):
         return f"{shown} is not an absolute path"
@@ -99,8 +96,7 @@ def problem_of_path(path: str, prefixes: Iterable[str] = ()) -> str | None:
 
 
 def problem_of_prefix(prefix: str, *, hidden: bool = False) -> str | None:
-    """What is wrong with a directory below which kill switches may lie; None if nothing is. `hidden`: it may
-    have hidden parts."""
+    """What is wrong with a directory for kill switches; None: nothing. `hidden`: it may have hidden parts."""
     parts = prefix.rstrip("/").split("/")[1:]
     if not prefix.startswith("/") or not parts or "\0" in prefix:
         return f"{prefix[:100]!r} is not an absolute path of a directory below /"

@@ -55,8 +55,7 @@ class SeenMount(Struct):
 
 
 class SeenUsage(Struct):
-    """What was in use of a limit when a node was seen to have it last. A group that is gone with its job is
-    remembered for a while."""
+    """What was in use of a limit when a node last had it; kept for a while when its group is gone."""
 
     at: float
     usage: Usage
@@ -103,11 +102,9 @@ class SlurmNodeView(Struct):
     reason: str = ""
     runs_job: bool = False  # Whether a running job, of whatever partition, has it: then it is in use.
     back_at: float | None = None
-    """When it was returned to service after it had been taken away (maintenance, power saving, drain); None if it was
-    not seen to be."""
+    """When it was returned to service (from maintenance, power saving, a drain); None: it was not seen to be."""
     lost_listings: int | None = None
-    """In so many listings, one after the other, up to the newest one Slurm has said that it lost the node;
-    None: not counted."""
+    """In so many listings in a row, up to the newest, Slurm has said that it lost the node; None: not counted."""
 
 
 class UnreachedNode(Struct, kw_only=False):

@@ -1,5 +1,4 @@
-"""What agents see: processes, logs, GPUs, mounts, checkpoints, kernel events, links, and what is used of what has a
-limit."""
+"""What agents see: processes, logs, GPUs, mounts, checkpoints, kernel events, links, and use of what has a limit."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ class CallTarget(Struct, kw_only=False):
     fs_type: str | None = None  # Type of that filesystem: ext4, nfs4, lustre, fuse.sshfs.
     device: str | None = None  # Source of that mount as /proc/PID/mountinfo names it: /dev/loop0, server:/export.
     candidates: tuple[str, ...] = ()
-    """Where `mount` cannot be told: the mount points of which it is one. A page fault names no file, and
-    files of several are mapped."""
+    """Where `mount` cannot be told: the mount points of which it is one, as a page fault names no file."""
 
 
 class Blocked(CallTarget):
@@ -52,8 +50,7 @@ class Process(Struct):
     comm: str
     state: str  # One letter of /proc/PID/stat: R S D T t Z X I.
     state_age_s: float | None = None
-    """For how long every look has found it in this state (a lower bound); None on the first look and while it
-    runs or sleeps."""
+    """How long every look has found it in this state; None on the first look and while it runs or sleeps."""
     uid: int  # Its real user.
     member_by: str = ""
     """How it is known that it is of the job: `slurm` (in its control group, or below its slurmstepd), `claim`
@@ -67,12 +64,10 @@ class Process(Struct):
     threads: int | None = None  # Number of its threads.
     context_switches: int | None = None  # Of its main thread so far, both kinds; None: not looked at now.
     container_pid: int | None = None
-    """Its number in its own, innermost PID namespace, where that is not the node's: what its logs and py-spy
-    inside call it."""
+    """Its number in its own, innermost PID namespace, if not the node's: what its logs call it."""
     blocked: Blocked | None = None  # Its longest blocked thread, None when none is.
     collective_timeout_s: float | None = None
-    """Of a rank: after so long its library gives a collective up, as its command line or environment says;
-    None: not known."""
+    """Of a rank: after so long its library gives a collective up, as it was told; None: not known."""
     collective_timeout_assumed: bool = False  # Nothing says so: it is torch's own default.
     runnable_s: float | None = None
     """Of a rank: so long its main thread has run, or was ready to run; the rest of its life it slept. None where not
@@ -90,8 +85,7 @@ class LogFile(Struct):
     lag_bytes: int = 0  # What stands in the file and is not read yet: a flood is read in several looks.
     skipped_bytes: int = 0  # What was passed over so far, for reading could not keep up: no one knows what was in it.
     framework: str | None = None
-    """Which one wrote it, as far as its words show (a name of `slurm_watchdog.knowledge.frameworks`): what to
-    do where nothing counts."""
+    """Which one wrote it (a name of `slurm_watchdog.knowledge.frameworks`): what to do where nothing counts."""
 
 
 class EventKind(StrEnum):
@@ -127,8 +121,7 @@ class Event(Said):
     loss_is_no_number: bool = False  # It was NaN or infinite, which JSON cannot say: `loss` is None then.
     pattern: str | None = None  # Which entry of the knowledge matched.
     written_s: float | None = None
-    """When the line says that it was written, in seconds on its own clock: to be compared with other lines of
-    the file alone."""
+    """When the line says that it was written, in seconds on the clock of this file's lines."""
     backlog: bool = False  # It stood in the file when the agent first opened it: when it was written is unknown.
 
 
@@ -143,8 +136,7 @@ class MountProbe(Struct):
     fs_type: str | None = None
     wrote: bool = False  # Whether it wrote and read back: a frozen filesystem still answers a mere reader.
     uid: int | None = None
-    """The user that the child ran as, whose directory it was: its word counts for that user's processes
-    alone. None: the agent's own."""
+    """The user that the child ran as: its word counts for that user alone. None: the agent's own."""
 
 
 class HungProbe(Struct):
@@ -239,8 +231,7 @@ class Fault(Struct):
     server: str | None = None  # The file server that it is about.
     device: str | None = None  # A disk, a network port, a filesystem's device.
     may_exclude_node: bool = False
-    """By itself reason enough to keep jobs off this node: the hardware said so. Never for a filesystem's or a
-    program's fault."""
+    """By itself reason enough to keep jobs off this node: its hardware said so, no filesystem or program."""
     part: str = "none"  # The part of the machine: memory, cpu, pcie, nic, disk, filesystem, heat, gpu, link, none.
 
 
@@ -302,11 +293,9 @@ class GpuHolder(Struct):
     listed_by_nvml: bool = False
     age_s: float = 0.0  # Since the process was started.
     orphan_for_s: float | None = None
-    """For how long it has belonged to no job that runs on this node; None while that is not known (no word
-    from the controller)."""
+    """How long it has belonged to no job that runs on this node; None: no word from the controller."""
     in_job_group: bool = False
-    """The kernel says which job it came from, by its control group. Otherwise it was seen in the job, or its
-    environment says so."""
+    """The kernel says its job, by the control group; else it was seen there, or its environment says so."""
     was_in_job: bool = False  # This agent saw that job run here, or the control group says it.
 
 

@@ -9,8 +9,7 @@ from slurm_watchdog.model.slurm import SlurmJob
 
 
 class LoggedError(Struct):
-    """An error line of a run as an agent reported it: who said it is found when the run is judged
-    (diagnose/logs/reported_run.py)."""
+    """An error line of a run as reported; who said it is found at judging (diagnose/logs/reported_run.py)."""
 
     at: float  # On the clock of `ClusterView.now`.
     line: str
@@ -68,8 +67,7 @@ class EndedJob(Struct):
     total_steps: int | None = None
     succeeded_by: tuple[str, ...] = ()  # Jobs of the same user and name, or of the same array, that wait or run.
     preceded_by: tuple[str, ...] = ()
-    """Jobs of the same user and name that ended before this one began, waited for by this one, and whose
-    steps it went on from."""
+    """Jobs of the same user and name that ended before this one, which waited for them and goes on from their steps."""
     run: PastRun | None = None  # Its last run.
     past: tuple[PastRun, ...] = ()  # The runs before that, oldest first.
 
@@ -98,8 +96,7 @@ class Motion(Struct):
     last_at: float  # Of the newest dump.
     trained: int = 0  # Dumps since whose predecessor it had moved, with a rank in the code of a training.
     still_from_at: float | None = None
-    """The first dump of the unbroken row in which no one was seen to have moved; None: someone has, or it is
-    not known."""
+    """The first dump of the unbroken row in which no one was seen to move; None: someone has, or not known."""
     still_looks: int = 0  # Dumps of that row.
     pauses_s: tuple[float, ...] = ()  # How long earlier such rows lasted, until someone moved again; oldest first.
 

@@ -65,8 +65,7 @@ class EndProcess(ProcessOnGpu, tag="end_process"):
 
 
 class CollectEvidence(JobCommand, tag="collect_evidence"):
-    """Gather everything about the job on this node that dies with it, stopping nothing. Answered with a
-    NodeEvidence."""
+    """Gather all about the job on this node that dies with it, stopping nothing. Answered with a NodeEvidence."""
 
     restarts: int
     expires_s: float = 90.0
@@ -115,8 +114,7 @@ class JobWatch(Struct):
     log_offsets: tuple[tuple[str, int], ...] = ()
     """(path, bytes): where this run's lines begin in files that earlier runs wrote; from 0 if a file is shorter."""
     progress_patterns: tuple[str, ...] = ()
-    """Regular expressions of the site for lines that say a step; see
-    slurm_watchdog.parse.training_log.site_patterns."""
+    """Regular expressions of the site for lines with a step (slurm_watchdog.parse.training_log.site_patterns)."""
     kill_switch: str = ""  # Its directory is made ready on this node, owned by the job's owner.
 
 
@@ -126,8 +124,7 @@ class Reply(Struct):
     commands: tuple[Command, ...] = ()
     watch: tuple[JobWatch, ...] = ()
     running: tuple[str, ...] | None = None
-    """SLURM_JOB_ID of every job that Slurm has on this node now, watched or not, ending ones included; None:
-    not known."""
+    """SLURM_JOB_ID of every job that Slurm has on this node now, watched, ending or not; None: not known."""
     controller_id: str = ""  # New at every start of the controller: agents send the recent past again to it.
     takes_changes: bool = False  # This controller understands reports of changes.
     want_full: bool = False  # It lacks what this report builds on and took nothing of it: send the full report.

@@ -29,8 +29,7 @@ from slurm_watchdog.model.supervisor import JobSupervisor
 
 
 class ProcessNumbers(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What moves about a process from look to look. A short list on the wire; new fields go to its end, with
-    a default."""
+    """What moves about a process from look to look: a short list on the wire; new fields go to its end."""
 
     at: int  # Place of the process in the report before.
     state: str
@@ -54,8 +53,7 @@ class GpuNumbers(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Changes(Struct):
-    """Makes a report one of changes: processes and GPUs that it does not name are as they were. See
-    slurm_watchdog.wire.delta."""
+    """Makes a report one of changes: what it does not name is as it was. See slurm_watchdog.wire.delta."""
 
     since: int  # Sequence of the report that it builds on, of the same agent.
     process_rows: tuple[ProcessNumbers, ...] = ()
@@ -75,8 +73,7 @@ class JobDirectives(Struct):
 
 
 class LeftOut(Struct):
-    """Processes of one user that are there and not in a report, for there were too many: short helpers of a
-    job, most often."""
+    """Processes of one user that are there and not in a report: too many, short helpers most often."""
 
     job_id: str | None
     uid: int
@@ -194,8 +191,7 @@ class Report(Struct):
     pressures: tuple[Pressure, ...] = ()
     links: tuple[Link, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
-    """What is not in `processes`. A release that does not know this field takes them for ended, which no
-    detector minds."""
+    """What is not in `processes`: a release without this field takes them for ended, which is no harm."""
 
 
 def _own_fields() -> dict[type, str]:

@@ -91,8 +91,7 @@ class SlurmJob(Struct):
 
     @property
     def unsure(self) -> str:
-        """Why nothing may be done to this job, a sentence: who owns it, which run it is or how it stands
-        could not be read; or nothing."""
+        """Why nothing may be done to this job: owner, run or state could not be read; or nothing."""
         missing = [name for name in self.unreadable if name in NEEDED]
         return f"Slurm's answer about the job cannot be read: {', '.join(missing)}" if missing else ""
 
@@ -158,13 +157,11 @@ class SlurmView(Struct):
 
 
 GAVE_UP = "Kill task failed"
-"""How slurmd's reason for the drain begins when a step's processes outlived UnkillableStepTimeout (slurmd,
-stepmgr: 22.05 to 26.05)."""
+"""Begins slurmd's reason for a drain when processes outlived UnkillableStepTimeout (22.05 to 26.05)."""
 
 
 def is_unkillable(processes: Sequence[Process], for_s: float) -> bool:
-    """Whether the newest report of a node shows that a process of the job, in Slurm's own control group, has
-    been in state D for `for_s`."""
+    """Whether a node's newest report shows a process of the job, in its control group, in D for `for_s`."""
     return any(
         each.member_by == BY_SLURM and each.state == "D" and (each.state_age_s or 0.0) >= for_s for each in processes
     )

@@ -252,8 +252,7 @@ def _values_of(figure: Figure, node: Measured, peers: Sequence[Measured]) -> lis
 
 
 def _worse(figure: Figure, floors: Floors, others: Sequence[float], where: str) -> str:
-    """In what it is worse than the site accepts, or than `others` if they are enough: a part of a sentence, or
-    nothing."""
+    """What is worse than the site accepts, or than `others` if enough: a part of a sentence, or nothing."""
     floor = floors.get(figure.key, floors.get(figure.name, figure.value))
     if figure.value < floor if figure.more else figure.value > floor:
         return f"{figure.shown()}, and the site wants at {'least' if figure.more else 'most'} {figure.shown(floor)}"

@@ -114,8 +114,7 @@ class ReplayExecutor:
         return frozenset(self._under_way[each].incident_id for each in self._really)
 
     def follow(self, subjects: Collection[str]) -> None:
-        """The recorded controller had actions on these under way. Of one that is not among them any more
-        no one knows how it ended."""
+        """What the recorded controller acted on. How one that is not among them any more ended is not known."""
         for decision in list(self._under_way.values()):
             if subject_of(decision) in subjects:
                 self._really.add(decision.id)
@@ -152,8 +151,7 @@ class ReplayDecisions:
         *,
         on_change: Callable[[IncidentChange, float], None],
     ):
-        """`new_id` names incidents; `on_change` hears of an incident that opens, or ends, by no detector, and
-        when that is."""
+        """`new_id` names incidents; `on_change` hears of one that opens or ends by no detector, and when."""
         self._state, self._judge, self._tally, self._on_change = state, judge, tally, on_change
         self._journal = ReplayJournal()
         self._executor = ReplayExecutor(state)
@@ -208,8 +206,7 @@ class ReplayDecisions:
                 self._ask_restart(record)
 
     def _end_action(self, record: Ended) -> None:
-        """As the service does it: an action on a job that helped ends its incident, one that failed is
-        decided about again."""
+        """As the service does: an action that helped ends its incident, one that failed is decided again."""
         decision = self._executor.ended(record.subject)
         if decision is None:
             return

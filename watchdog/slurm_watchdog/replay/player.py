@@ -331,8 +331,7 @@ class TracePlayer:
             by_node[name] = [each for each in lines if not isinstance(each, records.Proc) or str(each.job_id) != job_id]
 
     def _ask_slurm(self, now: float, *, force: bool = False) -> None:
-        """Slurm's listing as the trace has it, as often as the controller would ask. A recording has a line
-        for each answer."""
+        """Slurm's listing, as often as the controller would ask; a recording has a line for each answer."""
         last = self.state.slurm_at
         due = last is None or now - last >= self.config.slurm.poll_interval
         if force or (due and not self._recorded):

@@ -129,8 +129,7 @@ class SlurmListing:
         return SlurmView(jobs=tuple(jobs), nodes=tuple(nodes.values()))
 
     def _lost(self, heard: Mapping[str, float], now: float) -> dict[str, SlurmNode]:
-        """NODE_FAIL is Slurm's word that it has lost a node of the job: those that fell silent while others
-        continued, or its only one."""
+        """NODE_FAIL: Slurm has lost nodes of the job that fell silent while others continued, or its only one."""
         newest = max(heard.values(), default=now)
         return {
             name: SlurmNode(name=name, address="", state=LOST, reason=f"job {job.job_id} ended {job.state}")
@@ -145,6 +144,5 @@ class SlurmListing:
         return any(since < at + self.patience_s <= until for at in self._active_since.values())
 
     def _expected(self, nodes: Sequence[str], heard: Mapping[str, float], since: float, now: float) -> Iterator[str]:
-        """Those of a job's nodes that should have reported: in many traces a node only speaks while a job
-        runs there."""
+        """Those of a job's nodes that should have reported: many speak only while a job runs there."""
         return (name for name in nodes if now - since > self.patience_s or heard.get(name, float("-inf")) >= since)

@@ -133,8 +133,7 @@ class SlurmClient(Protocol):
     but for the view and the reservations."""
 
     def notes(self) -> tuple[str, ...]:
-        """What is not as it should be in how Slurm is asked, a sentence each: another client than wanted, a
-        token that ends."""
+        """What is wrong with how Slurm is asked, a sentence each: another client than wanted, a token that ends."""
 
     async def read_view(self) -> SlurmView:
         """All jobs, finished ones included while Slurm remembers them, and all nodes, in one listing of each.
@@ -209,5 +208,4 @@ class SlurmClient(Protocol):
         """Give the nodes of a reservation back."""
 
     async def set_node_down(self, node: str, reason: str) -> None:
-        """The node counts as lost, with this reason: every job there ends at once, also one whose processes
-        cannot be killed."""
+        """The node counts as lost: every job there ends at once, also one whose processes cannot be killed."""

@@ -399,8 +399,7 @@ def why_not_requeue_het(version: tuple[int, int] | None) -> str:
 
 
 def token_ends_at(token: str) -> float | None:
-    """When a JSON Web Token ends, seconds since the epoch; None if it does not say. It is not checked: Slurm
-    does that."""
+    """When a JSON Web Token ends, seconds since the epoch, unchecked; None if it does not say."""
     parts = token.split(".")
     if len(parts) != 3:
         return None

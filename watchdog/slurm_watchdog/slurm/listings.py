@@ -149,8 +149,7 @@ def _merged(leader: SlurmJob, others: Sequence[SlurmJob]) -> SlurmJob:
 
 
 def _state(leader: SlurmJob, others: Sequence[SlurmJob]) -> str:
-    """The first component's, which has the batch script. After its end the job is ending as long as another
-    one holds nodes."""
+    """The first component's; after its end the job is ending as long as another one holds nodes."""
     if may_hold_nodes(leader.state) or not any(may_hold_nodes(job.state) for job in others):
         return leader.state
     return "COMPLETING"

@@ -93,8 +93,7 @@ def _without_gres(text: str) -> str:
 
 
 def _outputs(row: dict[str, str]) -> list[str]:
-    """The patterns of the output files, unless they are the default; of 22.05 the errors' is the output's if
-    not given."""
+    """The patterns of the output files, unless default; of 22.05 the errors' is the output's if not given."""
     options = []
     stdout = "" if row["stdout"] in NO_VALUE else row["stdout"]
     stderr = "" if row["stderr"] in NO_VALUE else row["stderr"]

@@ -154,8 +154,7 @@ def parse_excluded(text: str, marks: Marks, job_id: str) -> tuple[str, ...]:
 
 
 def read_job(row: Mapping[str, str]) -> SlurmJob:
-    """One job from the text of each of JOB_FIELDS. Raises ParseError if the id cannot be read; every other field is
-    then unknown."""
+    """One job from the text of each of JOB_FIELDS, unknown where unreadable. Raises ParseError without an id."""
     job_id, fields = checked_id(row["jobarrayid"]), Fields()
     if not ELEMENT_NUMBER.fullmatch(row["jobid"]):
         raise ParseError(f"job {job_id}: no number of a job: {row['jobid'][:80]!r}")
@@ -235,8 +234,7 @@ def checked_state(state: str) -> str:
 
 
 def parse_time_limit(text: str) -> float | None:
-    """`2-03:04:05`, `03:04:05`, `04:05` in seconds; None for what is no duration: UNLIMITED, Partition_Limit,
-    INVALID."""
+    """`2-03:04:05`, `03:04:05`, `04:05` in seconds; None for UNLIMITED, Partition_Limit, INVALID."""
     match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", text, re.ASCII)
     if match is None:
         return None

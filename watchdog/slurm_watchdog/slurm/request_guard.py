@@ -22,8 +22,7 @@ SIGNAL_NAME = re.compile(r"[A-Z][A-Z0-9]{1,9}", re.ASCII)
 OPTION = re.compile(r"--[a-z][^\0]*")
 RESERVATION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,349}", re.ASCII)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
-"""Between two listings that fail: an overloaded slurmctld recovers sooner, and one that answers again is
-noticed within a minute."""
+"""Between two listings that fail: one that answers again is noticed within a minute."""
 REASON_LIMIT = 400  # Characters of a drain's reason: one line in `sinfo -R`, and no message of Slurm grows with it.
 
 

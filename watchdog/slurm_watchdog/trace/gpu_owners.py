@@ -81,8 +81,7 @@ class GpuHolders:
     def _holder(
         self, pid: int, process: Process | None, gpus: list[Gpu], user: str, looked_at: float, *, alone: bool
     ) -> GpuHolder:
-        """`alone`: what its cards hold is its own; of several processes on one card no one knows what each of
-        them holds."""
+        """`alone`: what its cards hold is its own; of several processes on one card that is not known."""
         job_id = self._job_of[pid]
         over_s = looked_at - self._over_at[job_id]
         known = [gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None]

@@ -90,8 +90,7 @@ class Processes:
             del self._pid_of[seat]
 
     def list(self, records: Iterable[Proc], now: float, restarts: dict[str, int], mounts: set[str]) -> set[Key]:
-        """Takes over who is listed now. `restarts` of the jobs, and the `mounts` that the trace names.
-        Returns who was."""
+        """Takes over who is listed now, with `restarts` of the jobs and the trace's `mounts`. Returns who was."""
         listed: set[Key] = set()
         self.unplaced = False
         for record in records:
@@ -266,7 +265,6 @@ def _mount_of(path: str | None, mounts: set[str]) -> str | None:
 
 
 def _top_of(path: str | None) -> str | None:
-    """The topmost directory of a file of which the trace names no mount: /gpfs of /gpfs/run/log.txt. None for
-    what is on no disk."""
+    """The topmost directory of a file without a mount: /gpfs of /gpfs/run/log.txt; None: on no disk."""
     parts = (path or "").split("/")
     return f"/{parts[1]}" if len(parts) > 2 and not parts[0] and parts[1] not in NO_DISK else None

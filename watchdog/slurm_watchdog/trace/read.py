@@ -132,8 +132,7 @@ class _Order:
 
 
 def in_order(records: Iterator[Numbered], tally: ParseStats) -> Iterator[Any_ | BadLine]:
-    """The records in the order of time (of lines, where it is the same). Those far out of order are skipped
-    and counted."""
+    """The records in the order of time (of lines, where it is the same). Those far out of it are counted."""
     first = list(islice(records, CONFIRMED_BY))
     if not first:
         return

@@ -69,8 +69,7 @@ class Node:
     _hung_since: dict[str, float] = field(default_factory=dict)
     _sampled_at: set[float] = field(default_factory=set)  # When processes and GPUs were looked at in this moment.
     _ended: set[int] = field(default_factory=set)
-    """Pids that the kernel says it killed, that have left the list of their GPU, or whose GPU was emptied,
-    and that were not listed since."""
+    """Pids that the kernel killed, or that left their GPU, or whose GPU was emptied, not listed since."""
 
     def __post_init__(self) -> None:
         self.processes = Processes(self.tally)

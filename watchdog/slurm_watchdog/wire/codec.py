@@ -23,8 +23,7 @@ OPEN_LISTS: Final[dict[type, dict[str, tuple[str, frozenset[str]]]]] = {
 
 
 def read_newer(data: bytes, kind: type[T]) -> T | None:
-    """The message in `data` without the elements whose word is not known; None if that was not what is wrong
-    with it."""
+    """The message in `data` without the elements of unknown words; None if these were not what is wrong."""
     try:
         tree: Any = msgspec.json.decode(data)
         if not isinstance(tree, dict) or not _drop_unknown(tree, OPEN_LISTS[kind]):
@@ -81,8 +80,7 @@ def may_have_long_text(data: bytes) -> bool:
 
 
 def cut_texts(report: Report) -> Report:
-    """The report with no text longer than its field may be; what is cut ends in `…`. The same object where
-    there is none."""
+    """The report with no text longer than its field may be (`…` where cut); the same object where none is."""
     return _cut(report, MAX_NAME)  # type: ignore[no-any-return]
 
 

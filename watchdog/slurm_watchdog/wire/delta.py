@@ -25,8 +25,7 @@ WHOLE_LISTS = ("logs", "checkpoints", "gpu_holders", "usages", "pressures", "lin
 
 
 def changes_between(before: Report, after: Report) -> Report | None:
-    """`after` as what has changed since `before`, a full report of the same agent; None if that cannot be
-    said exactly."""
+    """`after` as changes since `before`, a full report of the same agent; None if that cannot be exact."""
     if before.changes is not None or after.changes is not None or before.agent_id != after.agent_id:
         return None
     process_rows, processes = _changed_processes(before.processes, after.processes)
@@ -198,8 +197,7 @@ def delta_base(report: Report) -> Report:
 
 
 shared_number: Final[Callable[[Any], Any]] = lru_cache(maxsize=8192, typed=True)(lambda number: number)
-"""Given a number, or None, the first one that was equal to it: of users, of sizes of jobs and GPUs, of clocks and
-temperatures."""
+"""Given a number, or None, the first one equal to it: of users, sizes, clocks, temperatures."""
 
 
 def with_shared_values(report: Report) -> Report:

@@ -94,8 +94,7 @@ class Server:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def start_unix(self, path: str, backlog: int) -> None:
-        """Listens at the socket `path`, for `only_uid` alone. Raises OSError: AnotherUser if others may enter
-        its directory."""
+        """Listens at `path` for `only_uid` alone. Raises OSError: AnotherUser if others may enter its directory."""
         if self.only_uid is None:
             raise ValueError("the socket's owner is required")
         check_directory(os.path.dirname(path), self.only_uid)
@@ -226,8 +225,7 @@ class Connection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._promised = False  # The client was answered `100 Continue`: it sends its body.
         self._arriving: tuple[Head, int] | None = None
-        """The head of the request whose body is arriving, and where it ends: read once, however small the
-        pieces are."""
+        """The head of the request whose body is arriving, read once, and where it ends."""
         self._served = False  # It has asked something that was answered.
         self._held = 0  # Bytes of the inbox that the server has counted.
         self._names: frozenset[str] | None = None

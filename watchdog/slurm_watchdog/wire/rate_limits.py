@@ -53,8 +53,7 @@ def most_connections() -> int:
 
 @dataclass
 class TokenBuckets:
-    """A token bucket for each name: `burst` at once, `per_s` from then on. The one that was used longest ago
-    is forgotten first."""
+    """A token bucket for each name: `burst` at once, then `per_s`; the one used longest ago is forgotten first."""
 
     burst: float
     per_s: float

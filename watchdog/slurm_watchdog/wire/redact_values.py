@@ -85,8 +85,7 @@ def mask_words(text: str) -> str:
 
 
 def masked(value: V) -> V:
-    """`value` with every text in it masked: a struct, a tuple, a list, a dictionary or a text. What holds no
-    secret is the same object."""
+    """`value` (struct, tuple, list, dictionary, text) with every text masked; the same object without secrets."""
     result: Any = _masked(value)
     return result  # type: ignore[no-any-return]
 

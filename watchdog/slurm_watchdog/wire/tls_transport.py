@@ -126,8 +126,7 @@ class TlsConnection(asyncio.Protocol):
         return True
 
     def _give_up(self, reason: str) -> None:
-        """Refuses the client after a moment: closed at once, its unread bytes would reset the connection
-        before it has read the alert."""
+        """Refuses the client after a moment: unread bytes would reset the connection before it read the alert."""
         self._closed = True
         self._port.count_refused(reason, self._remote)
         transport = self._transport

@@ -79,6 +79,10 @@ def tell_story(cluster: Cluster) -> dict[str, str]:
     cluster.wait_for_job_state(jobs["node fails, requeued"], "RUNNING", timeout_s=90)
     jobs["runs"] = submit(SLEEP, "-J", "runs", "-wn3")
     cluster.wait_for_job_state(jobs["runs"], "RUNNING")
+    while (
+        "PENDING" in run("sacct", "-X", "-n", "-o", "state", "-j", jobs["runs"]).stdout
+    ):  # slurmctld tells slurmdbd later
+        time.sleep(0.5)
     table = f"demo{cluster.layout.index}_job_table"
     ago = ", ".join(f"time_{name} = time_{name} - {MONTHS_S}" for name in ("submit", "eligible", "start", "end"))
     query(cluster.directory, f"update {table} set {ago} where id_job = {jobs['fails']};")

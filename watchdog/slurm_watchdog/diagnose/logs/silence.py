@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from slurm_watchdog.analysis.progress_limit import Limit, learnt_limit
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.digest import Digest, shape
@@ -15,6 +15,9 @@ from slurm_watchdog.diagnose.logs.progress import BUSY_SHAPES, RECENT, Progress,
 from slurm_watchdog.diagnose.logs.timestamps import on_scale_of
 from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.model.observations import EventKind
+
+if TYPE_CHECKING:
+    from slurm_watchdog.analysis.progress_limit import Limit
 
 # A run that logs nothing but signs of life until its time limit ends it: it hangs, whoever ended it.
 REPEATS = 10
@@ -146,6 +149,8 @@ def read_silence(
 
 
 def _limit(digest: Digest, progress: Progress, phase: str | None, limits: PhaseLimits) -> Limit:
+    from slurm_watchdog.analysis.progress_limit import learnt_limit  # a third of a start, and few logs need it
+
     times = [at for _, at in progress.rises if at is not None]
     intervals = [b - a for a, b in pairwise(times) if b > a][-RECENT:]
     if not intervals and progress.step_seconds_median:

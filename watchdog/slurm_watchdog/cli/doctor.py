@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from subprocess import DEVNULL
 
 import click
 from click.core import ParameterSource
@@ -17,14 +17,15 @@ from slurm_watchdog.base.text import plural
 from slurm_watchdog.cli import options
 from slurm_watchdog.cli.client import find
 from slurm_watchdog.cli.options import Answer, Asked, ClientError, Refusal, command
-from slurm_watchdog.cli.terminal import duration, sentence
+from slurm_watchdog.cli.terminal import LEVELS, duration, sentence
+from slurm_watchdog.config.loading import ConfigError, load_config
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.doctor import cluster
+from slurm_watchdog.doctor.finding import Advice, Level, examine, exit_code, ranked
+from slurm_watchdog.doctor.node import misspelt, read_node, run
+from slurm_watchdog.model.documents import Status
+from slurm_watchdog.model.incidents import Severity
 
-if TYPE_CHECKING:
-    from slurm_watchdog.config.schema import Config
-    from slurm_watchdog.doctor.finding import Advice
-    from slurm_watchdog.model.documents import Status
-
-LEVELS = (("OK", "green"), ("WARNING", "yellow"), ("CRITICAL", "bold red"), ("UNKNOWN", "magenta"))  # By exit code.
 STYLES = {level.lower(): style for level, style in LEVELS} | {"hint": "cyan"}
 PROGRAM = "from slurm_watchdog.cli.main import main; main()"
 NO_RECEIVER = (
@@ -88,8 +89,6 @@ def doctor(
     if (deadline is not None or only is not None) and not node:
         raise click.UsageError("--deadline and --only go with --node")
     file = asked.config or options.readable_config()
-    from slurm_watchdog.config.schema import Config
-    from slurm_watchdog.doctor import cluster
 
     try:
         config = Config() if file is None else options.load_or_exit(file)
@@ -124,8 +123,6 @@ def _read(path: str) -> str:
 
 def _status(asked: Asked) -> Status | str:
     """What the controller reports, or why it does not."""
-    from slurm_watchdog.model.documents import Status
-
     try:
         return find(asked).get(Status, "/v1/status")
     except ClientError as error:
@@ -134,9 +131,6 @@ def _status(asked: Asked) -> Status | str:
 
 def _examine_node(config: Config, node: str, only: str | None) -> Iterator[Advice]:
     """This node, as a place for an agent; of what was found these rules alone."""
-    from slurm_watchdog.doctor.finding import examine
-    from slurm_watchdog.doctor.node import misspelt, read_node
-
     wanted = [name.strip() for name in only.split(",")] if only is not None else []
     found = examine("node", read_node(config, "agent", node))
     yield from (each for each in found if only is None or each.rule in wanted)
@@ -146,10 +140,6 @@ def _examine_node(config: Config, node: str, only: str | None) -> Iterator[Advic
 def _examine_in_time(deadline_s: float, node: str, *words: str) -> tuple[Advice, ...]:
     """The same in a child, which prints what it finds and ends this process with its code; one that does not end in
     time is left behind, and is the finding: a node of which nothing is known is not well."""
-    from subprocess import DEVNULL
-
-    from slurm_watchdog.doctor.finding import examine
-    from slurm_watchdog.doctor.node import run
 
     code, said = run([*run_code(PROGRAM), "doctor", "--node", *words], deadline_s, DEVNULL)
     if code in range(len(LEVELS)) and said:
@@ -161,8 +151,6 @@ def _examine_in_time(deadline_s: float, node: str, *words: str) -> tuple[Advice,
 
 def _check_config(file: str) -> Answer:
     """Every error of a configuration file at once."""
-    from slurm_watchdog.config.loading import ConfigError, load_config
-
     try:
         config = load_config(file)
     except ConfigError as error:
@@ -203,7 +191,6 @@ def _send_test(file: str, severity: str) -> Answer:
     import asyncio
     import logging
 
-    from slurm_watchdog.model.incidents import Severity
     from slurm_watchdog.notify.dispatcher import try_receivers
 
     config = options.load_or_exit(file)
@@ -222,8 +209,6 @@ def _send_test(file: str, severity: str) -> Answer:
 
 def _findings(what: str, subject: str, advice: Iterable[Advice]) -> Answer:
     """What was found, the gravest first."""
-    from slurm_watchdog.doctor.finding import Level, exit_code, ranked
-
     found = ranked(advice)
     code = exit_code(found)
     level, style = LEVELS[code]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -216,6 +215,8 @@ def read_dumps(paths: Sequence[str]) -> Answer:
 def _read_dumps(paths: Sequence[str]) -> tuple[dict[int, CollectiveRecord], list[str], list[float]]:
     """The record of each rank, what could not be read, and when each was written. JSON is preferred to a pickle."""
     from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
+    from slurm_watchdog.parse.flight_recorder_format import MAX_BYTES
+    from slurm_watchdog.parse.text_input import Unreadable, read_start
 
     records: dict[int, CollectiveRecord] = {}
     problems, written = [], []
@@ -226,23 +227,12 @@ def _read_dumps(paths: Sequence[str]) -> tuple[dict[int, CollectiveRecord], list
             if match is None:
                 raise ValueError("its name has no rank, as nccl_trace_rank_3 and dump_3 have: see docs/evidence.md")
             rank = int(match[1] or match[2])
-            body, at = _body(path)
-            records[rank] = parse_flight_recorder(body, rank, at)
+            at = os.stat(path).st_mtime
+            records[rank] = parse_flight_recorder(read_start(path, MAX_BYTES + 1), rank, at)
             written.append(at)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, Unreadable) as error:
             problems.append(f"{name}: {error}")
     if any(each.made_at is None for each in records.values()):  # a copy: the others have its date, too
         records = {rank: structs.replace(each, made_at=None) for rank, each in records.items()}
         problems.append("the dates of the files are older than what is in them, and were not used")
     return records, problems, written
-
-
-def _body(path: str) -> tuple[bytes, float]:
-    """What is in a file, bounded, and when it was written. Raises OSError."""
-    from slurm_watchdog.parse.flight_recorder_format import MAX_BYTES
-
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW)) as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError("it is not a regular file")
-        return file.read(MAX_BYTES + 1), about.st_mtime

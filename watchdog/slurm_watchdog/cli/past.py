@@ -11,14 +11,17 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
-from slurm_watchdog.cli.options import INSTALL, ClientError, needs_package
+from slurm_watchdog.cli.options import ClientError
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.api.answers import Api
+from slurm_watchdog.controller.api.asking import Asked
+from slurm_watchdog.controller.api.routes import ROUTES, answer, refusal_of
+from slurm_watchdog.controller.policy.access import Person
+from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.standalone.own_runs import JOURNAL
-
-if TYPE_CHECKING:
-    from slurm_watchdog.journal.journal import Journal
 
 HAS_SCHEMA = "SELECT 1 FROM sqlite_master WHERE name = 'journal_schema'"
 FULL = "database or disk is full"
@@ -62,10 +65,6 @@ def _close(journal: Journal, copy: tempfile.TemporaryDirectory[str]) -> None:
 
 def _open_copy(file: Path, copy: Path) -> Journal:
     """A consistent copy: reading changes nothing, and an older release's journal is migrated in the copy only."""
-    try:
-        from slurm_watchdog.journal.journal import Journal, JournalError
-    except ModuleNotFoundError as error:
-        raise ClientError(needs_package(error), INSTALL) from error
     # Who has a journal open keeps a log beside it. Without one nothing is written, not even the files beside it.
     how = "mode=ro" if Path(f"{file}-wal").exists() else "mode=ro&immutable=1"
     try:
@@ -88,12 +87,6 @@ def _open_copy(file: Path, copy: Path) -> Journal:
 
 def _answers(journal: Journal, file: Path) -> Exchange:
     """The requests of the controller's table that a journal answers, to one who may see all that is in the file."""
-    from slurm_watchdog.config.schema import Config
-    from slurm_watchdog.controller.api.answers import Api
-    from slurm_watchdog.controller.api.asking import Asked
-    from slurm_watchdog.controller.api.routes import ROUTES, answer, refusal_of
-    from slurm_watchdog.controller.policy.access import Person
-
     nothing = SimpleNamespace(incidents={}, jobs={}, people=(), waiting=lambda decision: None)
     past: Any = SimpleNamespace(journal=journal, config=Config(), judge=nothing, state=nothing, actions=nothing)
     routes = [each for each in ROUTES if each.path.startswith(READ)]

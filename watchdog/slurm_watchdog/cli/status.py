@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,15 +15,12 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.capped import CAPS
 from slurm_watchdog.cli.client import Client, describe, find, own_instead
 from slurm_watchdog.cli.options import ASKS, EXIT_UNKNOWN, ROWS_ONLY, Answer, Asked, ClientError, command, versioned
-from slurm_watchdog.cli.terminal import drawn_columns, print_lines, redraw, render, sentence
+from slurm_watchdog.cli.terminal import LEVELS, drawn_columns, print_lines, redraw, render, sentence
 from slurm_watchdog.model.documents import ControllerState, IncidentCounts, Job, JobHealth, Nodes, SlurmState, Status
 
 if TYPE_CHECKING:
     from slurm_watchdog.standalone.own_runs import OwnRun
 
-LEVEL_NAMES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
-LEVEL_STYLES = ("green", "yellow", "bold red", "magenta")
-CODES = {"ok": 0, "warning": 1, "critical": 2, "unknown": EXIT_UNKNOWN}
 GRAVEST = (0, 1, EXIT_UNKNOWN, 2)  # Exit codes, the gravest last.
 JOB_STYLES = {"critical": "red", "warning": "yellow", "unknown": "magenta", "ok": ""}
 STYLE_ORDER = ("red", "magenta", "yellow", "")
@@ -82,11 +78,10 @@ def screen(found: Status, columns: int | None, **changes: Any) -> list[str]:
     """The lines of a status, its jobs in trouble first; `changes` are values of the template."""
     ranked = sorted(found.jobs, key=lambda job: (STYLE_ORDER.index(style_of(job)), -_used(job), job.job_id))
     jobs = [(job, job.health or JobHealth(), style_of(job)) for job in ranked]
-    code = exit_code(found)
+    name, style = LEVELS[exit_code(found)]
     values: dict[str, Any] = {"found": found, "jobs": jobs, "rows": len(jobs), "watched": False, "shown": MAX_SHOWN}
-    values |= {"headline": f"{LEVEL_NAMES[code]}: {found.headline}", "style": LEVEL_STYLES[code]}
-    values |= {"reasons": [each for each in jobs if each[1].reason][:MAX_JOB_REASONS], "fresh_s": FRESH_S}
-    values |= {"meanings": CAPS}
+    values |= {"headline": f"{name}: {found.headline}", "style": style, "fresh_s": FRESH_S, "meanings": CAPS}
+    values |= {"reasons": [each for each in jobs if each[1].reason][:MAX_JOB_REASONS]}
     return render("status", columns, now=clock.wall(), sparkline=sparkline, **values | changes)
 
 
@@ -139,9 +134,6 @@ def _watch(client: Client, every_s: float, as_json: bool) -> int:
             sleep(every_s)
     except KeyboardInterrupt:
         return exit_code(last)
-    except BrokenPipeError:  # `status --watch | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed goes nowhere
-        return exit_code(last)
 
 
 def _look(client: Client) -> Status:
@@ -153,8 +145,8 @@ def _look(client: Client) -> Status:
 
 
 def exit_code(answer: Status) -> int:
-    """As a monitoring plugin's; a level that is not known is unknown."""
-    return CODES.get(answer.level, EXIT_UNKNOWN)
+    """As a monitoring plugin's."""
+    return [name.lower() for name, _ in LEVELS].index(answer.level)
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 NO_HEADER = "slurm_watchdog.no_header"  # In the meta of click's context: whether only the rows of tables are printed.
+LEVELS = (("OK", "green"), ("WARNING", "yellow"), ("CRITICAL", "bold red"), ("UNKNOWN", "magenta"))
+"""Of a monitoring plugin, by its exit code, with their styles."""
 LEAST_SENTENCE = 34
 """Columns for the sentences of a table on a narrow terminal: with fewer every second line is one word."""
 MARKS = str.maketrans({"«": "\1", "»": "\2", "│": "\3"})

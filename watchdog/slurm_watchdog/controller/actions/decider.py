@@ -44,8 +44,7 @@ class Decider:
         self._executor, self._news = ports.executor, ports.news
         self._new_id, self._new_incident_id = ports.new_id, ports.new_incident_id
         self._monotonic, self._wall, self._chunk = ports.monotonic, ports.wall, chunk
-        self._earlier: dict[str, list[Decision]] = {}
-        """Incident -> its decisions, oldest first, as the journal has them: read once, and written through."""
+        self._earlier: dict[str, list[Decision]] = {}  # Incident -> its decisions, as the journal has them.
         self._failed: set[str] = set()  # Decisions in `_earlier` whose action has ended without success.
 
     def decide(self, now: float) -> None:

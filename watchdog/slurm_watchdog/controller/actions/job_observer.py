@@ -120,8 +120,7 @@ class JobObserver:
         self._saved: int | None = None  # Step of the newest complete checkpoint that was seen of it.
         self._submission_noticed: float | None = None  # Monotonic: since when a submitted job is searched for.
         self._ended_since: float | None = None  # Monotonic: since when the run of the decision is seen to be over.
-        self._refused = self._unread = ""
-        """Why the state of the job is not known: Slurm refuses to answer, or its answer cannot be used."""
+        self._refused = self._unread = ""  # Why its state is not known: refused, or an answer of no use.
         self._unread_since: float | None = None
         self._behind: tuple[str, ...] = ()  # Jobs that waited for the end of its run when it was seen running last.
         self.held_up_on: tuple[str, ...] = ()  # Nodes on which the old run of the requeued job does not end.

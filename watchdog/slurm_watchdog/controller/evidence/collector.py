@@ -67,9 +67,7 @@ MAX_ERROR = 300  # Characters of a node's reason that are kept.
 RAS_PROBLEM = "RAS"  # In what an agent says of an answer that it did not get (agent.evidence.collection).
 AT_ONCE = 4  # Jobs of which evidence is collected at the same time; the others wait.
 OF_ONE_USER = 3  # … of one user: whose jobs all hang leaves a slot for another's, and those who wait take turns.
-REUSABLE_S = 300.0
-"""Evidence of the same run that is younger than this, and that was taken since an incident began, is not
-collected a second time for it."""
+REUSABLE_S = 300.0  # Younger evidence of the same run, taken since an incident began, is not collected again.
 FINISHED_KEPT = 64  # Remembered when they are over, without their stacks, for those who asked for them.
 
 
@@ -80,12 +78,8 @@ class CollectionLimits(Struct):
     """Between the starts of two collections of one run that no one waits for: each stops nothing, but costs
     its nodes. One that a person or an action waits for starts at once; budgets and cooldowns bound these."""
     slack_s: float = 30.0  # For a node to fetch its command, to read everything but stacks, and to send the answer.
-    probes_s: float = 15.0
-    """For the answers of nodes that are still being asked about a filesystem when all evidence is in: a
-    probe's deadline and a report."""
-    spread_s: float = 5.0
-    """The stacks of every rank are dumped three times over this time, to tell stuck from busy; once or twice where
-    dumps of the verdict show that already. Nothing is stopped for it."""
+    probes_s: float = 15.0  # For nodes that are still being asked about a filesystem: a probe's deadline and a report.
+    spread_s: float = 5.0  # Every rank is dumped three times over this, to tell stuck from busy; nothing is stopped.
     limit_s: float = 90.0  # An action waits so long for the evidence, which dies with its job; then it goes on without.
     silence_every_s: float = 2.0  # Between two checks whether a node that is waited for still reports.
 

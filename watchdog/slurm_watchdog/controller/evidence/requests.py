@@ -58,9 +58,7 @@ DUMP_DEADLINE_S = 25.0  # For one node: two report intervals and 8 ranks x 1 s o
 PROBE_EVERY_S = 15.0  # A filesystem in trouble is asked this often whether it answers again.
 LATER_DUMPS_EVERY_S = 300.0  # Once several dumps are in, the stacks are refreshed no more often than this.
 FIRST_DUMPS = 3
-PROBES, PROBES_OF_USER = 512, 64
-"""Nodes that are asked about filesystems at the same time, in all and as one user, who may mount as many as
-he likes (FUSE)."""
+PROBES, PROBES_OF_USER = 512, 64  # Nodes asked about filesystems at once, in all and as one user, who may mount many.
 
 
 class EvidenceRequests:

@@ -66,8 +66,7 @@ class HealthInputs(Struct):
     slurm_error: str | None = None
     slurm_patience_s: float = 60.0  # A listing older than this says nothing about now.
     slurm_notes: Sequence[str] = ()
-    patience_s: tuple[float, float] | None = None
-    """Time without a step after which a job whose ranks all do nothing is reported, and any other; None: never."""
+    patience_s: tuple[float, float] | None = None  # Time without a step after which a job is reported: all idle; any.
     paused: tuple[str, str] | None = None  # (reason, by).
     warming_up: bool = False
     acting: Mapping[str, str] = {}  # Job -> what the action on it waits for, or that it is under way.

@@ -31,9 +31,7 @@ class GpuTime:
     """Adds up, look by look. A job with two incidents is counted once."""
 
     def __init__(self) -> None:
-        self._gpus: dict[str, int] = {}
-        """Job -> the most GPUs that its ranks were seen to hold: a rank that died holds none, and Slurm keeps
-        the card for it."""
+        self._gpus: dict[str, int] = {}  # Job -> the most GPUs that its ranks held: a dead one holds none.
         self._still: frozenset[str] = frozenset()
         self._looked_at: float | None = None
 
@@ -91,9 +89,7 @@ PREFIX = "slurm_watchdog_"
 M = TypeVar("M", Gauge, Counter)
 Series = tuple[Gauge, tuple[str, ...]]  # A gauge, and its labels.
 MAX_OPERATIONS = 200
-MAX_CROWDS, FRESH_S = 20, 60.0
-"""Series of processes that had no room, and for how long: agents report every few seconds, or, of changes alone, every
-minute."""
+MAX_CROWDS, FRESH_S = 20, 60.0  # Series, and their age: agents report every few seconds, changes alone every minute.
 MAX_LOG_ERRORS = 500  # Series, of whichever jobs come first.
 SILENCED = "silenced"  # In the place of the state of one that fires and is silenced: alerts ask for `firing`.
 MAX_JOB_INCIDENTS = 800

@@ -32,12 +32,8 @@ rank, with its exception, from ever being reported."""
 AFTERMATH_S = 300.0
 """After an incident has ended, what it explained from its first moment on is given so long to end, too: Slurm
 takes a node back at its next ping (SlurmdTimeout, 300 s by default), a job that was requeued logs on."""
-AFTERMATH_OF_RUNS_S = 900.0
-"""The same of what a run logged that is over by then: it does not end, it is no longer reported
-(detectors.log_error.recent, 600 s)."""
-BEGINS_AFTER_S = 30.0
-"""What begins so soon after the end of a trouble of nodes or the whole cluster is of it: reports and listings
-come one after the other."""
+AFTERMATH_OF_RUNS_S = 900.0  # The same of what a run logged that is over (detectors.log_error.recent, 600 s).
+BEGINS_AFTER_S = 30.0  # What begins so soon after the end of a trouble of nodes is of it: reports come one by one.
 
 NOT_ACTIONABLE: dict[str, Any] = {"actionable": False, "good_checkpoint": ""}
 """Of an incident of which the newest finding says nothing bad."""
@@ -48,9 +44,7 @@ HOST_FAULT_EXPLAINS_S = 600.0  # What begins later than a line of the kernel, a 
 
 HARDWARE = ("gpu:", "node:", "host:")  # Beginnings of subjects that outlive the jobs which suffer from them.
 
-FORGET_AFTER_S = 3600.0
-"""An incident about no job, but something that is not there any more (a node, a GPU that was exchanged), ends
-after this."""
+FORGET_AFTER_S = 3600.0  # An incident about what is not there any more (a node, a GPU) ends after this.
 
 
 class CorrelateContext(Struct):
@@ -331,9 +325,7 @@ def _fire(incident: Incident, moment: CorrelateContext) -> Incident:
     )
 
 
-BEFORE_S = 60.0
-"""A fault so soon before the last step that was seen may be the cause of the next not coming: data that was read ahead
-lasts for some steps."""
+BEFORE_S = 60.0  # A fault so soon before the last step may be the cause: data that was read ahead lasts some steps.
 
 
 def with_hardware_cause(findings: Sequence[Finding]) -> list[Finding]:

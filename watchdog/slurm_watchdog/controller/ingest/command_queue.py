@@ -21,8 +21,7 @@ class CommandQueue:
         self._now = now
         self._waiting: dict[str, deque[Command]] = {}
         self._futures: dict[str, asyncio.Future[CommandResult]] = {}
-        self._out: dict[str, dict[str, float]] = {}
-        """Node -> the commands that it has fetched and not answered, and from when on it may answer them."""
+        self._out: dict[str, dict[str, float]] = {}  # Node -> commands fetched and not answered, and from when on.
         self._arrivals: dict[str, asyncio.Event] = {}  # Node -> whose answer is held until something is asked of it.
         self._of_user: dict[str, int] = {}  # Command that waits -> whose job it is about, for shares.
         self._asked_at: dict[str, float] = {}  # Node -> when it was asked for something last.

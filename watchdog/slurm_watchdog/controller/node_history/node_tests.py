@@ -29,12 +29,8 @@ from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavaila
 log = logging.getLogger(__name__)
 
 MOST_PEERS = 5  # Idle nodes tested with one in quarantine; fewer than LEAST_PEERS compare no figures.
-PATIENCE_S = 6 * 3600.0
-"""So long a test waits for idle peers; then it is made without: figures that a site accepts, earlier tests of the node
-itself, and what does not work at all need none."""
-TAKEN = ABSENT | {"RESERVED", "RESV", "PLANNED", "PLND"}
-"""Words of idle nodes that are not available: switched off, another's reservation, or kept for a job that is to
-start."""
+PATIENCE_S = 6 * 3600.0  # So long a test waits for idle peers: site figures and earlier tests need none.
+TAKEN = ABSENT | {"RESERVED", "RESV", "PLANNED", "PLND"}  # Idle nodes in these states are not available.
 Tester = Callable[[str, Sequence[str]], Awaitable[Sequence[NodeVerdict]]]
 """Given the name of a test and its nodes. Raises SlurmRefused, SlurmUnavailable, OSError, TimeoutError."""
 

@@ -20,12 +20,8 @@ from slurm_watchdog.wire.codec import MAX_BYTES
 from slurm_watchdog.wire.delta import delta_base, make_whole, with_shared_values
 
 MAX_STRANGERS = 256  # Nodes that report and that Slurm does not list: of `attach`, a test, or a late listing.
-MAX_BASE_ROWS = 8192
-"""Processes of a report that others may build on: twice what is taken over of one
-(slurm_watchdog.controller.state.reported_processes)."""
-MAX_BASE_BYTES = 3 * MAX_BYTES
-"""Of a full report and all that build on it: a hostile node could have them grow for good. An agent's take an
-hour or more to it."""
+MAX_BASE_ROWS = 8192  # Processes of a report that others may build on: twice what is taken over of one.
+MAX_BASE_BYTES = 3 * MAX_BYTES  # Of a full report and all that build on it: a hostile node's would grow for good.
 
 
 OFFSETS = 6  # Reports of a node by which its clock is compared with ours: in a stall one waits, others come.
@@ -50,8 +46,7 @@ class Agents:
         self.silent_after_s = silent_after_s
         self._left_out = left_out
         self._agents: dict[str, _Agent] = {}
-        self._offsets_s: dict[str, tuple[str, deque[float]]] = {}
-        """Of a node: its boot, and how far our clock was ahead of its own at the newest reports."""
+        self._offsets_s: dict[str, tuple[str, deque[float]]] = {}  # Node -> boot, and how far our clock is ahead.
         self._registered = 0  # Reports so far.
         self._reporting: tuple[tuple[float, int], tuple[str, ...]] | None = None
         """Who reports, and at which moment: (now, reports taken until then)."""

@@ -40,9 +40,7 @@ from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmPe
 from slurm_watchdog.model.slurm_states import may_hold_nodes
 from slurm_watchdog.model.supervisor import in_use, left_behind
 
-PROCESSES_A_TICK = 15_000
-"""75 jobs of 200 ranks. Measured: a tick of 10,000 nodes takes 0.25 to 0.4 s of a core with them, and a job of 80,000
-ranks 6 s."""
+PROCESSES_A_TICK = 15_000  # 75 jobs of 200 ranks: 0.25 to 0.4 s of a core with 10,000 nodes, measured.
 AT_LEAST = 4_000
 TICK_CPU_S = 0.25  # Of a core, of each tick: the rest is for reports.
 
@@ -128,10 +126,8 @@ class ClusterState:
         self.supervisors = Supervisors()
         self._wishes: dict[str, JobDirectives] = {}  # SLURM_JOB_ID -> what its environment asks of the watchdog.
         self.slurm_nodes: tuple[SlurmNode, ...] = ()  # Of the newest listing: what a job could be placed on.
-        self.reservations: tuple[Reservation, ...] = ()
-        """Of the newest listing of these; none where no one reads them, as with a Slurm of one's own."""
-        self.people: tuple[SlurmPerson, ...] = ()
-        """Operators and coordinators, as Slurm's accounting named them last, where `security.may` asks for it."""
+        self.reservations: tuple[Reservation, ...] = ()  # Of the newest listing of these, where someone reads it.
+        self.people: tuple[SlurmPerson, ...] = ()  # Operators and coordinators, as accounting named them last.
         self._anywhere: set[str] = set()  # What their processes call the jobs of which it is not known where they run.
         self.slurm_at: float | None = None
         self._slurm_excused = False  # `slurm_at` is no listing, but the end of a stall of this controller.

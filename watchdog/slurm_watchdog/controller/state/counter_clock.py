@@ -19,9 +19,7 @@ LEVEL_BLOCKS = 128
 the minute, what was a month ago to some hours (the exponential histogram of M. Datar, A. Gionis, P. Indyk and
 R. Motwani, "Maintaining stream statistics over sliding windows", 2002)."""
 SKIPPED = 3  # First steps of a run, which compile, warm caches and fill pipelines.
-COARSE_S, FINE_S = 20.0, 0.02
-"""Between two dated lines, for an error of 5 % at most: where dates have whole seconds, and where they have
-thousandths."""
+COARSE_S, FINE_S = 20.0, 0.02  # Between dated lines, for 5 % at most: dates of whole seconds, of thousandths.
 
 
 @dataclass

@@ -16,9 +16,7 @@ from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.observations import MountProbe, Process
 
 KEPT_WELL_S = 3600.0  # A filesystem that troubles no one any more is remembered this long.
-MAX_OF_NODE, MAX_OF_USER = 64, 16
-"""Filesystems that processes of one node, and of one user there, are known to wait for: a user may mount as
-many as he likes (FUSE)."""
+MAX_OF_NODE, MAX_OF_USER = 64, 16  # Filesystems that a node's processes, and one user's there, wait for (FUSE).
 MAX_USERS_ASKED = 8  # As so many users one node is asked about one filesystem; detectors want PROBED_USERS.
 
 

@@ -29,9 +29,7 @@ KEPT_EVENT_S = 3600.0
 FOLD_S = 60.0  # Corrected errors of one part within it are kept as one event with a count.
 KEPT_HOLDER_S = 86_400.0
 MAX_HOLDERS = 256
-MAX_GPUS = 64
-"""Of one node with their past; an agent knows 64 (slurm_watchdog.agent.gpu.nvml). One that is exchanged takes
-the place of the oldest."""
+MAX_GPUS = 64  # Of one node with their past; an agent knows 64. One that is exchanged replaces the oldest.
 MAX_MOUNTS = 64  # Of one node; an agent probes 16.
 KEPT_MOUNT_S = 600.0  # A mount that was not probed for so long is used by no one any more.
 KEPT_USAGE_S = 600.0  # As long as `memory_kill` reports a kill by default: its group is gone by then, most often.
@@ -119,10 +117,8 @@ class _Past:
 class _Node:
     gpus: dict[str, _Past] = field(default_factory=dict)  # At most MAX_GPUS; what reported last is the last.
     boot_id: str = ""
-    events: list[SeenEvent] = field(default_factory=list)
-    """The newest KEPT_EVENTS, oldest first; an empty deque has 760 bytes, and most nodes have no event."""
-    records: list[tuple[str, int]] = field(default_factory=list)
-    """(source, sequence) of the kernel's records that have come: an agent may send them again."""
+    events: list[SeenEvent] = field(default_factory=list)  # The newest KEPT_EVENTS, oldest first.
+    records: list[tuple[str, int]] = field(default_factory=list)  # (source, sequence) of records that have come.
     held: dict[tuple[int, int], tuple[float, GpuHolder]] = field(default_factory=dict)
     """(pid, start ticks) of every process that held a GPU outside of jobs -> when it was last seen to, and as what."""
     mounts: dict[str, SeenMount] = field(default_factory=dict)

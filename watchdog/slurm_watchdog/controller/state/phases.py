@@ -18,16 +18,10 @@ from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
 from slurm_watchdog.model.observations import Event
 
 SAVES = "checkpointing"
-SETTLED_S = 30.0
-"""Files of a checkpoint that have not changed for so long are no longer written: agents look every 5 s at what grows,
-and every 30 s at the rest."""
-AFTER_S = 2.0
-"""A checkpoint was complete so long after an announcement, at least, to be the one that it announced: dates of reports
-and of a file server are not more exact."""
+SETTLED_S = 30.0  # Files at rest for so long are no longer written: agents look every 5 s at what grows, else 30 s.
+AFTER_S = 2.0  # So long after an announcement a checkpoint that is complete is its own: dates are not more exact.
 NEAR_S = 10.0  # Between the date of a save and what a log says of it.
-LOOKS_OF_STEPS = 2
-"""Steps of another file have to be seen to rise in so many looks after an announcement that names no step before them:
-the first of them may have been written before it."""
+LOOKS_OF_STEPS = 2  # Looks with steps of another file after an announcement that names none: the first may be older.
 MOST = 64  # Files and ranks whose announcements are kept, and checkpoints; of more, the oldest goes.
 
 Announcer = tuple[str, str, int | None]  # (node, file, the rank that the line names).

@@ -119,8 +119,7 @@ LEFT_AFTER, LEFT_AFTER_S = 10, 600.0
 class Stretch:
     """What lies between the last step and the next, apart from training."""
 
-    troubled_at: float = float("-inf")
-    """The last moment with an open incident: an interval with trouble in it teaches nothing of how long steps take."""
+    troubled_at: float = float("-inf")  # The last moment with an open incident: such an interval teaches nothing.
     saved_at: float = float("-inf")  # When a checkpoint was complete last.
     lately: Lately | None = None  # What the log has announced since the last step.
 

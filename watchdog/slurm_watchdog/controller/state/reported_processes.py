@@ -28,9 +28,7 @@ from slurm_watchdog.model.slurm_states import RUNNING
 
 PROCESSES = 4096  # Of one node. A shared node with 256 cores and a rank on each has about 1,000 processes of jobs.
 PROCESSES_OF_JOB = 1024  # Of one job on one node: 8 ranks with 64 loaders each, and what they started.
-PROCESSES_OF_LARGE = 262_144
-"""… and of one job on all its nodes: one that has more than 256 nodes has less on each, but never less than
-PROCESSES_AT_LEAST."""
+PROCESSES_OF_LARGE = 262_144  # … and on all its nodes, but never less than PROCESSES_AT_LEAST on each.
 PROCESSES_AT_LEAST = 128
 ROWS: dict[str, int] = {
     "logs": 1024, "events": 8192, "mounts": 64, "hung_probes": 64, "gpus": 128, "node_events": 1024, "checkpoints": 512,

@@ -72,9 +72,7 @@ KEPT_CHECKPOINTS = 20
 SAME_SAVE_S = 30.0  # The log and the disk tell of the same checkpoint within this time.
 SAME_REPORT_S = 2.0  # What each report repeats has a date of about so much the same.
 KEPT_SNAPSHOTS = 3
-KEPT_LOGS, LOGS_OF_NODE = 256, 64
-"""Files of one run, and those that one node may name: standard output and error, and one each of some ranks.
-An agent follows 24."""
+KEPT_LOGS, LOGS_OF_NODE = 256, 64  # Files of a run, and of a node in it: its outputs, and one each of some ranks.
 OFFSETS_OF_NODE = 128  # Files of which is known how far they were read; a run that restarted knows those before, too.
 LOG_STARTS = 64  # Files in which the run before wrote: an agent takes no more (slurm_watchdog.agent.delivery.channel).
 MAX_DIRECTORIES = 256  # With checkpoints. An agent looks at 8 of a job.
@@ -93,8 +91,7 @@ class Run:
     """(as last seen, seen at, gone since). Those that live are bounded by the rows of a report, see
     slurm_watchdog.controller.state.reported_processes; of those that have ended ranks and workers are remembered."""
     lost_at: float = float("-inf")  # When a rank was last seen to be gone.
-    unlisted: dict[str, int] = field(default_factory=dict)
-    """Node -> processes of this run there that its newest report left out, or that had no room here."""
+    unlisted: dict[str, int] = field(default_factory=dict)  # Node -> processes there that are not listed.
     rates: dict[ProcessKey, ProcessRates] = field(default_factory=dict)
     on_node: dict[str, dict[ProcessKey, None]] = field(default_factory=dict)
     """Node -> the keys of `processes` that are there. For eight of them a set takes 728 bytes, and this 352."""
@@ -116,9 +113,7 @@ class Run:
     it is left."""
     grace_from: float = float("-inf")
     troubled_at: float = float("-inf")  # When an incident of it was open last: such a step teaches nothing.
-    troubled_from: float = float("-inf")
-    """Since when it has been so. Steps that were made before are reported again to a controller that starts, and
-    teach unchanged."""
+    troubled_from: float = float("-inf")  # Since when: steps before it are reported again to a new controller.
     started: bool = False  # Whether it has begun: until then every line is of the run before, which is completing.
     unseen: bool = False  # It was never seen running, and has run.
     inactive_since: float | None = None

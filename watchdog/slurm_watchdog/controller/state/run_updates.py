@@ -225,9 +225,7 @@ def note_log(run: Run, node: str, log: LogFile, at: float) -> None:
 
 
 BY_DISK = frozenset({"directory", "tracker"})  # Patterns of events about the disk: see agent.collectors.checkpoint.
-SEEN_LATE_S = 60.0
-"""What a look does not show was not complete so long before it: a client may show a directory that is a minute old
-(acdirmax of nfs(5))."""
+SEEN_LATE_S = 60.0  # What a look does not show was not complete so long before: clients' directories are old (nfs(5)).
 EARLIER_CHECKPOINTS = 32  # Of a run: damaged ones follow until a person restarts a job whose loss went bad.
 
 

@@ -111,8 +111,7 @@ class Runs:
         self._runs: dict[str, Run] = {}
         self.past_jobs = PastJobs()
         self._before: dict[str, str] | None = None  # Job -> its state in the listing before the newest, if any.
-        self._acted_on: dict[str, int] = {}
-        """Job -> restart count, of actions that an earlier controller left open: how such a job ended counts, too."""
+        self._acted_on: dict[str, int] = {}  # Job -> restarts, of actions left open: how it ended counts.
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self._runs.values())

@@ -82,16 +82,11 @@ def _is_renewed(processes: Processes, living: set[str | None]) -> bool:
 RATE_S = 20.0  # Counters are compared over this time at least: for processes that work in bursts.
 
 
-POLLS_CPU, QUIET_CPU = 0.5, 0.2
-"""Cores: a rank that computes or polls uses more than the one, a rank that waits for something less than the other."""
+POLLS_CPU, QUIET_CPU = 0.5, 0.2  # Cores: a rank that computes or polls uses more than the one, one that waits less.
 
-ASLEEP_LOOKS, ASLEEP_S = 6, 30.0
-"""Where no one tells its time, a process that was found running as often before, and now asleep in each of so
-many looks, uses none."""
+ASLEEP_LOOKS, ASLEEP_S = 6, 30.0  # Of a process whose time no one tells: so often asleep, after running, it uses none.
 
-WORKS_CPU, WORKS_BYTES_S = 0.05, 1e5
-"""Cores, and bytes a second: who uses more from one report to the next has something to do. A thread that looks
-around every second uses a tenth of it."""
+WORKS_CPU, WORKS_BYTES_S = 0.05, 1e5  # Who uses more works: a thread that looks around each second uses a tenth.
 LEAST_LOOK_S = 1.5  # Between two such reports: CPU time is counted in hundredths of a second.
 
 MOMENT_S = 15.0  # A call on a file that is over so soon: the process moves data. A longer one may be stuck.

@@ -218,9 +218,7 @@ class Observed(ActionRun):
     step: int | None = None  # Newest step of the run that the decision is about.
     total_steps: int | None = None
     complete_checkpoint_step: int | None = None  # Of the newest complete one that came after the job was asked to save.
-    next_first_step: int | None = None
-    """First step that the new run logged as made, once it is proven to train: see
-    slurm_watchdog.controller.actions.ladder.state."""
+    next_first_step: int | None = None  # First step that the new run made, once it is proven to train.
     next_stride: int = 1  # Steps between two lines of its log, the most of the recent ones.
     next_by_epochs: bool = False  # Its log counts steps by epochs.
     stride: int = 1  # The same of the run that the decision is about.
@@ -232,27 +230,18 @@ class Observed(ActionRun):
     submitted: SlurmJob | None = None  # The job that was submitted in place of this one.
     submission_looked_for: bool = False  # Whether `submitted` None means that Slurm has none: someone has looked.
     behind: tuple[SlurmJob, ...] = ()  # Jobs that continue where this one ends: of its array, or that depend on it.
-    freed: tuple[SlurmJob, ...] = ()
-    """Jobs that wait for the end of this one, or have waited for it, if it has ended: Slurm lets them start then,
-    whatever this one does next."""
+    freed: tuple[SlurmJob, ...] = ()  # Jobs that wait, or have waited, for the end of this one: it lets them start.
     left_alone: str = ""  # Why the job's owner wants it left alone now, a sentence.
     exclude_objection: str | None = None  # Why the nodes of the decision must not be excluded: too few would be left.
-    process: ProcessEnd | None = None
-    """Of a decision about a process: what its node says of it, once anything was tried; None while it has not
-    answered."""
+    process: ProcessEnd | None = None  # What the node of a process says of it, once anything was tried.
     process_objection: str | None = None  # Why that process must not be touched, by what Slurm and its node say now.
-    loop_stuck: bool = False
-    """An open incident with evidence good enough to act on says that the job's loop does not turn: it sees no
-    kill switch."""
+    loop_stuck: bool = False  # An open incident proves that its loop does not turn: it sees no kill switch.
     stuck: tuple[StuckNode, ...] = ()  # Where the old run of the requeued job has not ended.
     supervisor: SupervisorStatus | None = None  # Of the run that the decision is about, if one lives.
     in_place_objection: str | None = None  # Why the step cannot be started again in its allocation.
     unseen_lines: int = UNSEEN  # Lines of the log that may be missed before the first one of a new run or step is read.
-    new_step_first_step: int | None = None
-    """First step that the step which the supervisor has started for this decision logged as made, once it is proven
-    to train."""
-    expired_exclusions: tuple[str, ...] = ()
-    """Nodes that earlier actions of ours excluded from this job, longer ago than such an exclusion lasts."""
+    new_step_first_step: int | None = None  # First step of the one that was started for this, once it trains.
+    expired_exclusions: tuple[str, ...] = ()  # Nodes that we excluded from it longer ago than that lasts.
 
     @property
     def stage(self) -> Stage:

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from lab.bench.figures import Figures, say
-from slurm_watchdog.controller.api.answers import report_asked
+from slurm_watchdog.controller.health.lost_time import report_asked
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, Fence
 from slurm_watchdog.model.incidents import IncidentState

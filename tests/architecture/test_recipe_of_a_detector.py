@@ -25,7 +25,7 @@ SEEN = """
 import json, sys
 from msgspec import structs
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.api.views import open_incident
+from slurm_watchdog.controller.health.views import open_incident
 from slurm_watchdog.controller.health.cluster import Health
 from slurm_watchdog.model.documents import Level
 from slurm_watchdog.controller.health.metrics import ControllerMetrics

@@ -566,7 +566,7 @@ ROWS = {
     "a flood of reports": Row("M4", "node", report_flood, (("slurm_watchdog.wire.rate_limits.TokenBuckets.acquire", yes),)),
     "a thousand faults": Row("M9", "node", faults_without_end, (("slurm_watchdog.controller.incidents.judge.OF_ONE", 1 << 40),)),
     "connections of one address": Row("C1", "stranger", connections_of_one, (("slurm_watchdog.wire.rate_limits.Limits.opened", lambda *_: ""),)),
-    "somebody else's evidence": Row("H2 M6", "colleague", evidence_of_somebody_else, (("slurm_watchdog.controller.policy.access.may_see", yes), ("slurm_watchdog.controller.api.asking.may_see", yes))),
+    "somebody else's evidence": Row("H2 M6", "colleague", evidence_of_somebody_else, (("slurm_watchdog.controller.policy.access.may_see", yes),)),
     "evidence without the page's password": Row("M6", "colleague", evidence_without_the_password, (("slurm_watchdog.controller.api.web_page._knows", yes),)),
     "a lock-out of everybody behind the proxy": Row("L11", "user", everybody_locked_out, (("slurm_watchdog.controller.api.web_page.Login.who_tries", lambda _, request: request.remote),)),
     "guesses under new names": Row("L11", "stranger", unlimited_guesses_by_names, (("slurm_watchdog.controller.api.web_page.is_trusted", yes),)),

@@ -22,10 +22,11 @@ from slurm_watchdog.agent.evidence.stacks import parse_dump
 from slurm_watchdog.agent.logs.log_file import make_event
 from slurm_watchdog.agent.processes.identify import parse_settings
 from slurm_watchdog.base.log_setup import MaskingFormatter
+from slurm_watchdog.base.redact import mask_cut
 from slurm_watchdog.cli.bundle import bundle_files
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.api.asking import reason_of
 from slurm_watchdog.controller.api.doors import make_app
+from slurm_watchdog.controller.api.requests import MAX_REASON
 from slurm_watchdog.controller.api.routes import PAGE_ROUTES, ROUTES
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.incidents.judge import Judge, OpenIncidents
@@ -129,7 +130,7 @@ def every_exit(text: str, directory: Path) -> dict[str, str]:
     read = agent_texts(text)
     report = report_of(text, read)
     incident = incident_of(text, read, report)
-    reason = reason_of(f"because {text}")
+    reason = mask_cut(f"because {text}", MAX_REASON)
     controller: Any = Controller(directory)
     controller.judge.incidents = OpenIncidents([incident])
     journal = controller.journal

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.cli.ask import intervals, print_report
 from slurm_watchdog.cli.show import paired, run_row
-from slurm_watchdog.controller.api.answers import report_asked
 from slurm_watchdog.controller.api.doors import make_app
+from slurm_watchdog.controller.health.lost_time import report_asked
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.controller.run_records import RunRecords
 from slurm_watchdog.journal.database import Database

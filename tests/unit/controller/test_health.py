@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.progress_limit import RHYTHM
 from slurm_watchdog.analysis.rank_motion import TRAINED_LOOKS
 from slurm_watchdog.cli.status import exit_code, screen
-from slurm_watchdog.controller.api.views import status_of
 from slurm_watchdog.controller.health.cluster import BusyShare, Health, health, pulses
 from slurm_watchdog.controller.health.job import HealthInputs, NotJudged
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.controller.health.views import status_of
 from slurm_watchdog.detect.registry import SPECS, spec_of
 from slurm_watchdog.knowledge.frameworks import FRAMEWORKS
 from slurm_watchdog.model.cluster_view import JobView, LogView, SlurmNodeView

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.lateness import is_late
-from slurm_watchdog.controller.api.views import node_map, ranks_of
+from slurm_watchdog.controller.health.views import node_map, ranks_of
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.model.cluster_view import RankGpu
 from slurm_watchdog.model.node_view import GpuView

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.controller.api.answers import history
-from slurm_watchdog.controller.api.answers import todo as todo_rows
-from slurm_watchdog.controller.api.views import action_of
+from slurm_watchdog.controller.health.views import action_of
+from slurm_watchdog.controller.health.views import todo as todo_rows
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, Decision, Verdict
 from slurm_watchdog.model.documents import Waiting
@@ -39,7 +39,7 @@ def none_seen(_: Incident) -> bool:
 
 def todo(journal: Journal, *incidents: Incident, quiet: tuple[str, ...] = (), sees: Any = all_seen) -> tuple[Todo, ...]:
     handled = {*quiet, *(run.decision.incident_id for run in journal.open_actions())}
-    return todo_rows(incidents or (INCIDENT,), handled, journal, sees)
+    return todo_rows(incidents or (INCIDENT,), handled, journal.decisions_about, sees)
 
 
 def decided(journal: Journal, **changes: Any) -> Decision:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.api.requests import event_of
 from slurm_watchdog.controller.node_history.quarantine import objection_of_events, objection_to_draining, sweep
+from slurm_watchdog.controller.node_history.suspicion import event_of
 from slurm_watchdog.model.node_events import TESTED_MARK, NodeEventKind, NodeEventRequest
 from slurm_watchdog.model.slurm import Reservation, SlurmNode
 from tests.behaviour.cluster import EPOCH

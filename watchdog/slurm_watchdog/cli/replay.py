@@ -14,7 +14,7 @@ from slurm_watchdog.cli.files import configured
 from slurm_watchdog.cli.options import EXIT_USAGE, JSON, KNOWLEDGE, Answer, Asked, command, warn
 from slurm_watchdog.cli.terminal import show
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.api.views import shown
+from slurm_watchdog.controller.health.views import shown
 from slurm_watchdog.parse.text_input import Unreadable, opened
 from slurm_watchdog.replay.player import Outcome, numbered_ids
 from slurm_watchdog.replay.player import replay as play

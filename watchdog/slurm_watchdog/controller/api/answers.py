@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -14,29 +13,26 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from slurm_watchdog import __version__
-from slurm_watchdog.analysis.lost_time import report as counted
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.base.text import duration
-from slurm_watchdog.controller.api import views
 from slurm_watchdog.controller.api.asking import UNKNOWN_CALLER, Asked, RequestRefused, Who, checked_nodes
-from slurm_watchdog.controller.api.views import Sees
+from slurm_watchdog.controller.health import views
 from slurm_watchdog.controller.health.cluster import is_announced
-from slurm_watchdog.controller.node_history.suspicion import Counted, kind_words, suspicion_of
-from slurm_watchdog.controller.policy.access import Operators, Person, may_see
-from slurm_watchdog.controller.state.evidence_collection import Collected, diagnosis_of, node_rows
-from slurm_watchdog.detect.registry import spec_of
-from slurm_watchdog.detect.suspect_node import SUSPECT_FROM
+from slurm_watchdog.controller.health.lost_time import report_asked
+from slurm_watchdog.controller.health.views import Sees
+from slurm_watchdog.controller.node_history.suspicion import node_history, node_table
+from slurm_watchdog.controller.policy.access import may_see
+from slurm_watchdog.controller.state.evidence_collection import progress_of
 from slurm_watchdog.journal.evidence import Piece
-from slurm_watchdog.journal.reports import read_report
 from slurm_watchdog.model import documents
 from slurm_watchdog.model.actions import ActionRun
 from slurm_watchdog.model.documents import DiagnosisProgress
 from slurm_watchdog.model.headline import response
-from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity, Silence
-from slurm_watchdog.model.node_events import MOUNT_PLACE, NodeEvent, NodeHistory, NodeSuspicion, NodeTable, PastEvent
-from slurm_watchdog.model.page_documents import History, JobPage, Overview, Todo
-from slurm_watchdog.model.run_record import Report, RunRecord
+from slurm_watchdog.model.incidents import Incident, IncidentState, Silence
+from slurm_watchdog.model.node_events import NodeHistory, NodeTable
+from slurm_watchdog.model.page_documents import History, JobPage, Overview
+from slurm_watchdog.model.run_record import Report
 
 if TYPE_CHECKING:
     from slurm_watchdog.base.capped import Shortage
@@ -56,17 +52,11 @@ if TYPE_CHECKING:
 LARGE_KINDS = frozenset({"node", "job"})  # Evidence that is fetched piece by piece.
 SHOWN_LEFT_OUT = 20
 MAX_REPORTS = 4  # Reports that are made or wait: one at a time, in a thread of their own.
-SHOWN_NODES = 200  # Of a cluster's suspicious nodes, the worst first.
-SHOWN_EVENTS = 500
 FRESH_S = 2.0
 """All browsers of one person are shown the same overview for so long: the map of 10,000 nodes costs some tens of
 milliseconds."""
-SHOWN_TODO = 20
 SHOWN_HISTORY = 50  # Incidents of one job, the newest.
 CURVE_POINTS = 120  # Step times of a chart, the newest: a point every few pixels of a phone's width.
-SHOWN_JOBS = 500  # Those that lost most.
-LATEST = 1e11
-HISTORY_S = 90 * 86400.0  # What restarts saved is compared with so much before.
 
 
 class CommandSources(Protocol):
@@ -248,14 +238,9 @@ def encoded(document: object) -> bytes:
 
 
 def without_kernel_lines(document: bytes) -> bytes:
-    """What a node answered, for a job's owner: its kernel's log names other people's programs, too
-    (kernel.dmesg_restrict)."""
-    if b'"kernel_lines"' not in document:
-        return document
-    found = json.loads(document)
-    if isinstance(found, dict):
-        found.pop("kernel_lines", None)
-    return encoded(found)
+    """What a node answered, for a job's owner: its kernel's log names other people's programs (dmesg_restrict)."""
+    found = json.loads(document) if b'"kernel_lines"' in document else None
+    return encoded({**found, "kernel_lines": []}) if isinstance(found, dict) else document
 
 
 def diagnosis(api: Api, asked: Asked) -> DiagnosisProgress:
@@ -264,23 +249,7 @@ def diagnosis(api: Api, asked: Asked) -> DiagnosisProgress:
     if found is None:
         raise RequestRefused(404, "that diagnosis is not known any more: start it again")
     api.who.require_sight(asked, found.job)
-    return progress_of(found)
-
-
-def progress_of(found: Collected) -> DiagnosisProgress:
-    """How far a collection is, with its diagnosis once it is over."""
-    over = found.finished.is_set()
-    return DiagnosisProgress(
-        id=found.id,
-        job_id=found.job.job_id,
-        state="done" if over else "collecting",
-        age_s=clock.monotonic() - found.began if found.took_s is None else found.took_s,
-        nodes=node_rows(found),
-        diagnosis=diagnosis_of(found) if over and found.diagnosis is not None else None,
-    )
-
-
-# ------------------------------------------------------------------------------------------------ the page
+    return progress_of(found, clock.monotonic())
 
 
 def overview(api: Api, asked: Asked) -> Overview:
@@ -319,24 +288,8 @@ def _overview(api: Api, asked: Asked) -> Overview:
         at=clock.wall(),
         map=views.node_map(c.judge.view, known),
         doing=tuple(map(doing, under_way)),
-        todo=todo(known, handled, c.journal, sees),
+        todo=views.todo(known, handled, c.journal.decisions_about, sees),
     )
-
-
-def todo(incidents: Iterable[Incident], handled: Collection[str], journal: Journal, sees: Sees) -> tuple[Todo, ...]:
-    """Incidents that wait for a person, the critical ones first: announced, looked after by no one, and nothing is
-    under way (`handled` has the ids of the others). With why nothing was done, and what usually helps."""
-    left = [each for each in incidents if is_announced(each) and each.id not in handled]
-    left.sort(key=lambda each: (each.severity is not Severity.CRITICAL, each.opened_at))
-    decisions = journal.decisions_about(each.id for each in left[:SHOWN_TODO])
-    return tuple(
-        picked(
-            Todo, each, "kind", "job_ids", incident=each.id,
-            why=views.why_left(decisions.get(each.id, []), may_see=sees(each)),
-            hint="" if (hint := spec_of(each.kind).hint) is None else hint.try_next,
-        )
-        for each in left[:SHOWN_TODO]
-    )  # fmt: skip
 
 
 def job(api: Api, asked: Asked) -> JobPage:
@@ -377,22 +330,9 @@ def history(journal: Journal, job_id: str, sees: Sees) -> History:
     )
 
 
-# ------------------------------------------------------------------------------------------------ nodes
-
-
 def nodes(api: Api, asked: Asked) -> NodeTable:
     """Nodes by suspicion."""
     return node_table(api.controller.ledger.suspicions(), sees=api.who.is_operator(asked))
-
-
-def node_table(found: Sequence[NodeSuspicion], *, sees: bool) -> NodeTable:
-    """Every node that anything is to be said against, the worst first; paths of mounts only for those who `sees`."""
-    return NodeTable(
-        suspect_from=SUSPECT_FROM,
-        suspects=sum(each.suspect for each in found),
-        known=len(found),
-        nodes=tuple(replace(each, place=_place(each, sees)) for each in found[:SHOWN_NODES]),
-    )
 
 
 def node(api: Api, asked: Asked) -> NodeHistory:
@@ -404,92 +344,17 @@ def node(api: Api, asked: Asked) -> NodeHistory:
     return node_history(name, events, clock.wall(), asked.person, api.who.operators)
 
 
-def node_history(node: str, events: Sequence[Counted], now: float, person: Person, operators: Operators) -> NodeHistory:
-    """One node with its history, newest first: whole sentences for those who may see them."""
-    found, whole = suspicion_of(node, [each for each in events if each.node == node], now), operators.include(person)
-    own = f"{person.uid}/"  # the chains of jobs of the person who asks
-    return picked(
-        NodeHistory, found, suspect_from=SUSPECT_FROM, place=_place(found, whole),
-        history=tuple(
-            _past_event(each, node, now, whole or each.event.chain.startswith(own))
-            for each in reversed(events[-SHOWN_EVENTS:])
-        ),
-    )  # fmt: skip
-
-
-def _past_event(each: Counted, node: str, now: float, sees: bool) -> PastEvent:
-    event = each.event
-    return picked(
-        PastEvent, event, "at", "kind", "node", "job_id", "incident_id",
-        what=event.what if sees else f"{kind_words(event.kind)}.",
-        place=_place(event, sees),
-        counts_for=each.node,
-        weight=round(each.weight(now), 3) if each.node == node else 0.0,
-        why_not=each.why_not if sees else each.why_not.partition(":")[0],
-    )  # fmt: skip
-
-
-def _place(of: NodeSuspicion | NodeEvent, sees: bool) -> str:
-    """A mount is a path, which a user may have named: no word of it comes from a user, unless he who asks `sees`."""
-    return MOUNT_PLACE.rstrip(":") if of.place.startswith(MOUNT_PLACE) and not sees else of.place
-
-
-# ------------------------------------------------------------------------------------------------ reports
-
-
 async def report(api: Api, asked: Asked) -> Report:
     """Where the jobs' time went: of all jobs for operators, of their own jobs for others."""
-    is_operator = api.who.is_operator(asked)
-    if asked.person.uid is None and not is_operator:
+    uid, url = None if api.who.is_operator(asked) else asked.person.uid, api.controller.journal.url
+    if uid is None and not api.who.is_operator(asked):
         raise RequestRefused(403, UNKNOWN_CALLER)
     if api.reports >= MAX_REPORTS:
         raise RequestRefused(429, "other reports are being made: retry in a moment")
     api.reports += 1
-    url = api.controller.journal.url
-    uid = None if is_operator else asked.person.uid
     work = asyncio.get_running_loop().run_in_executor(api.report_thread, report_asked, url, asked.query, uid)
     work.add_done_callback(lambda _: setattr(api, "reports", api.reports - 1))  # also where no one waits any more
-    return await work
-
-
-def report_asked(url: str, asked: Mapping[str, str], uid: int | None = None) -> Report:
-    """The report of the journal at `url`. `asked`: `from` and `to` (dates in seconds since 1970), `user`, `account` and
-    `partition`, names or globs with commas, `job`, ids with commas. `uid`: whose jobs count; None: everybody's.
-
-    Raises RequestRefused and JournalError."""
-    since, until = _date(asked, "from", 0.0), _date(asked, "to", clock.wall())
-    if since >= until:
-        raise RequestRefused(400, "the report has to end after it begins")
-    everything, known = read_report(url, max(0.0, since - HISTORY_S), until)
-    runs = [run for run in everything if uid in (None, run.uid) and _is_wanted(run, asked)]
-    jobs, whole = {run.job_id for run in runs}, uid is None and len(runs) == len(everything)
-    spells = [
-        replace(
-            each,
-            planned=each.kind == IncidentKind.OPERATOR_RESTART or spec_of(each.kind).planned,
-            stops_steps=spec_of(each.kind).stops_steps,
-        )
-        for each in known
-        if each.job_id in jobs or (whole and not each.job_id)  # of no job: in a report of the whole cluster
-    ]
-    found = counted(runs, spells, since, until)
-    of_one = tuple(run for run in runs if run.seen_at >= since) if len(found.jobs) == 1 else ()
-    return replace(found, jobs=found.jobs[:SHOWN_JOBS], runs=of_one)
-
-
-def _is_wanted(run: RunRecord, asked: Mapping[str, str]) -> bool:
-    if asked.get("job") and run.job_id not in asked["job"].split(","):
-        return False
-    known = {"user": run.user, "account": run.account, "partition": run.partition}
-    given = {name: asked[name].split(",") for name in known if asked.get(name)}
-    return all(any(fnmatchcase(known[name], glob) for glob in globs) for name, globs in given.items())
-
-
-def _date(asked: Mapping[str, str], name: str, default: float) -> float:
     try:
-        found = float(asked.get(name, default))
-    except ValueError:
-        found = -1.0
-    if not 0.0 <= found <= LATEST:
-        raise RequestRefused(400, f"{name} has to be a date in seconds since 1970, not {asked[name][:40]!r}")
-    return found
+        return await work
+    except ValueError as error:
+        raise RequestRefused(400, str(error)) from None

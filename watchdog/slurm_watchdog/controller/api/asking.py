@@ -18,26 +18,15 @@ import msgspec
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import wait_for
-from slurm_watchdog.base.redact import mask_cut
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.api.views import DETAILS_FOR, Sees
-from slurm_watchdog.controller.policy.access import (
-    GROUP,
-    RIGHTS,
-    SLURM_COORDINATOR,
-    SLURM_OPERATOR,
-    Operators,
-    Others,
-    Person,
-    may_see,
-    may_see_incident,
-)
+from slurm_watchdog.controller.health.views import DETAILS_FOR, Sees
+from slurm_watchdog.controller.policy import access
+from slurm_watchdog.controller.policy.access import GROUP, Operators, Others, Person
 from slurm_watchdog.model.actions import ActionRun
 from slurm_watchdog.model.incidents import Incident, IncidentKind
 from slurm_watchdog.model.slurm import SlurmJob, SlurmPerson
 
 MAX_BODY_BYTES = 64 * 1024
-MAX_REASON = 300
 MAX_SAID = 8  # Names in a sentence.
 UNKNOWN_CALLER = "who is asking is not known"
 KEPT_S = 60.0  # A user's number, name and groups are looked up again after this time.
@@ -47,8 +36,6 @@ LOOKUPS = 2  # At once, in threads of this alone: those that hang hold up no one
 _JOB = re.compile(r"\d{1,18}(_\d{1,9})?")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 B = TypeVar("B", bound=msgspec.Struct)
-
-
 log = logging.getLogger(__name__)
 
 
@@ -67,29 +54,18 @@ def operators_of(names: Iterable[str]) -> Operators:
     return Operators(found.uids | {0, os.geteuid()}, found.gids)
 
 
-def others_of(names: Iterable[str], command: str) -> Others:
-    """Those of `security.may` for one command; one unknown here is logged."""
-    words = frozenset(names)
-    slurm = words & {SLURM_OPERATOR, SLURM_COORDINATOR}
-    return Others(_named(words - slurm, f"security.may.{command}"), slurm)
-
-
 def _named(names: Iterable[str], option: str) -> Operators:
     uids, gids = set[int](), set[int]()
     for name in names:
+        group = name.removeprefix(GROUP) if name.startswith(GROUP) else None
         try:
-            if name.startswith(GROUP):
-                gids.add(grp.getgrnam(name.removeprefix(GROUP)).gr_gid)
-            elif name.isdecimal():
-                uids.add(int(name))
+            if group is not None:
+                gids.add(grp.getgrnam(group).gr_gid)
             else:
-                uids.add(pwd.getpwnam(name).pw_uid)
+                uids.add(int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid)
         except KeyError:
-            log.error(
-                "%s: this machine has no %s, so that entry gives no right; correct the name",
-                option,
-                f"group {name.removeprefix(GROUP)!r}" if name.startswith(GROUP) else f"user {name!r}",
-            )
+            who = f"user {name!r}" if group is None else f"group {group!r}"
+            log.error("%s: this machine has no %s, so that entry gives no right; correct the name", option, who)
     return Operators(frozenset(uids), frozenset(gids))
 
 
@@ -116,7 +92,11 @@ class Who:
     def __init__(self, config: Config, people: Callable[[], Iterable[SlurmPerson]]):
         """`people`: who is what in Slurm's accounting."""
         self._people = people
-        self._others = {command: others_of(names, command) for command, names in config.security.may.items()}
+        slurm = {access.SLURM_OPERATOR, access.SLURM_COORDINATOR}
+        self._others = {
+            command: Others(_named({*names} - slurm, f"security.may.{command}"), frozenset(slurm & {*names}))
+            for command, names in config.security.may.items()
+        }
         self.operators = operators_of(config.security.operators)
 
     def only(self, asked: Asked) -> int | None:
@@ -129,7 +109,7 @@ class Who:
 
     def sees(self, asked: Asked) -> Sees:
         """Whether the person who asks may see an incident's evidence."""
-        return lambda incident: may_see_incident(incident, asked.person, self.operators)
+        return lambda incident: access.may_see_incident(incident, asked.person, self.operators)
 
     def follows(
         self, asked: Asked, incident: Incident, runs: Sequence[ActionRun], jobs: Mapping[str, SlurmJob]
@@ -147,7 +127,7 @@ class Who:
 
     def require_sight(self, asked: Asked, job: SlurmJob) -> None:
         """Raises RequestRefused unless the person who asks may see the evidence of a job."""
-        if not may_see((job.uid,), asked.person, self.operators):
+        if not access.may_see((job.uid,), asked.person, self.operators):
             raise RequestRefused(403, f"job {job.job_id} belongs to {job.user}: its evidence is for {DETAILS_FOR}")
 
     def name(self, asked: Asked) -> str:
@@ -159,8 +139,8 @@ class Who:
         return person.name or f"uid {person.uid}"
 
     def may(self, asked: Asked, command: str, owners: Iterable[int] = (), accounts: Iterable[str] = ()) -> bool:
-        """Whether the person who asks may use a command of RIGHTS on what belongs to `owners`, of these accounts."""
-        person, right, others = asked.person, RIGHTS[command], self._others.get(command)
+        """Whether the person who asks may use a command on what belongs to `owners`, of these accounts."""
+        person, right, others = asked.person, access.RIGHTS[command], self._others.get(command)
         is_owner = right.owner and set(owners) == {person.uid}
         if asked.only_own is not None or is_owner:
             return is_owner
@@ -172,7 +152,7 @@ class Who:
         self, asked: Asked, command: str, owners: Iterable[int] = (), about: str = "", accounts: Iterable[str] = ()
     ) -> str:
         """The name of the person who asks. Raises RequestRefused unless this person `may`; `about` says whose it is."""
-        name, right = self.name(asked), RIGHTS[command]
+        name, right = self.name(asked), access.RIGHTS[command]
         if self.may(asked, command, owners, accounts):
             return name
         who = ["root", "the user that the controller runs as", *["its owner"] * right.owner]
@@ -189,11 +169,6 @@ def read_body(asked: Asked, kind: type[B]) -> B:
         raise RequestRefused(400, f"the request's body is wrong: {error}") from None
     except (ValueError, RecursionError):
         raise RequestRefused(400, "the request's body is not JSON") from None
-
-
-def reason_of(given: str) -> str:
-    """Why a person wants it, in the person's words, without the secrets that were pasted with them."""
-    return mask_cut(given, MAX_REASON)
 
 
 def checked_job(job_id: str) -> str:

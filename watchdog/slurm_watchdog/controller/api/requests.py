@@ -4,19 +4,19 @@ looked at. Each request is a type of slurm_watchdog.model.documents."""
 from __future__ import annotations
 
 import asyncio
-import re
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.redact import mask_cut
 from slurm_watchdog.base.structs import picked
-from slurm_watchdog.base.text import one_line, plural
-from slurm_watchdog.controller.api.answers import Api, progress_of
-from slurm_watchdog.controller.api.asking import Asked, RequestRefused, checked_job, checked_nodes, reason_of
-from slurm_watchdog.controller.api.views import action_of, is_of
+from slurm_watchdog.base.text import plural
+from slurm_watchdog.controller.api.answers import Api
+from slurm_watchdog.controller.api.asking import Asked, RequestRefused, checked_job, checked_nodes
+from slurm_watchdog.controller.health.views import action_of, is_of
 from slurm_watchdog.controller.incidents.judge import proves_stuck
-from slurm_watchdog.controller.node_history.suspicion import DAY_S, MAX_WHAT
+from slurm_watchdog.controller.node_history.suspicion import ADDED, DAY_S, USERS_OWN, event_of
+from slurm_watchdog.controller.state.evidence_collection import progress_of
 from slurm_watchdog.detect.registry import KINDS
 from slurm_watchdog.model import documents
 from slurm_watchdog.model.actions import Decision
@@ -26,19 +26,10 @@ from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind, NodeEvent
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RESTARTABLE, RUNNING
 
+MAX_REASON = 300  # Characters of why a person wants it, without the secrets that were pasted with it.
 MAX_SILENCES = 500  # Each is looked at for each message.
 MAX_OF_OWNER = 10  # Of one user who may silence what is about his own jobs alone.
 MAX_ADDED_A_DAY = 2000  # Events that people and their tests may add in a day: a test of 1,000 nodes twice.
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/+-]{0,127}")
-ADDED = frozenset({NodeEventKind.TEST_FAILED, NodeEventKind.TEST_PASSED, NodeEventKind.MENDED})
-USERS_OWN = {
-    NodeEventKind.TEST_FAILED: NodeEventKind.USER_TEST_FAILED,
-    NodeEventKind.TEST_PASSED: NodeEventKind.USER_TEST_PASSED,
-}
-"""What becomes of the result of a test that no operator has run."""
-
-
-# ------------------------------------------------------------------------------------------------ one job
 
 
 async def restart(api: Api, asked: Asked, given: documents.RestartRequest) -> documents.Answered:
@@ -54,7 +45,9 @@ async def restart(api: Api, asked: Asked, given: documents.RestartRequest) -> do
     hang = proves_stuck(c.judge.incidents, job.job_id)
     if hang is not None and not given.now:
         raise RequestRefused(409, _needs_now(api, hang, job.job_id), code="hangs")
-    incident, decision = c.decider.ask_restart(job, exclude, reason_of(given.reason), name, at_once=given.now)
+    incident, decision = c.decider.ask_restart(
+        job, exclude, mask_cut(given.reason, MAX_REASON), name, at_once=given.now
+    )
     return _answered(job, incident, decision)
 
 
@@ -98,25 +91,19 @@ def diagnose(api: Api, asked: Asked, given: documents.JobRequest) -> DiagnosisPr
         state = "it is not watched" if view is None else f"it is {view.job.state}"
         raise RequestRefused(404, f"job {job_id} has no ranks to be asked: {state}. See: slurm-watchdog status")
     api.who.require_sight(asked, view.job)
-    return progress_of(api.controller.collector.collect(view.job, now))
-
-
-# ------------------------------------------------------------------------------------------------ many jobs
+    return progress_of(api.controller.collector.collect(view.job, now), now)
 
 
 def selected(api: Api, asked: Asked) -> list[documents.SelectedJob]:
     """The running jobs, each with why it cannot be asked to save."""
-    return [_row(api, job) for job in api.controller.state.jobs.values() if job.state in RESTARTABLE]
-
-
-def _row(api: Api, job: SlurmJob) -> documents.SelectedJob:
-    view = api.controller.state.job_view(job.job_id, clock.monotonic())
-    return picked(
-        documents.SelectedJob, job, "job_id", "user", "name", "partition", "nodes",
-        step=view.progress.known_step if view is not None and view.progress is not None else None,
-        checkpoint_step=view.checkpoint.step if view is not None and view.checkpoint is not None else None,
-        why_not=_why_not(api, job),
-    )  # fmt: skip
+    found, state = [], api.controller.state
+    for job in (each for each in state.jobs.values() if each.state in RESTARTABLE):
+        view = state.job_view(job.job_id, clock.monotonic())
+        step = view.progress.known_step if view is not None and view.progress is not None else None
+        saved = view.checkpoint.step if view is not None and view.checkpoint is not None else None
+        about = {"step": step, "checkpoint_step": saved, "why_not": _why_not(api, job)}
+        found.append(picked(documents.SelectedJob, job, "job_id", "user", "name", "partition", "nodes", **about))
+    return found
 
 
 def _why_not(api: Api, job: SlurmJob) -> str:
@@ -162,7 +149,7 @@ def _ask_one(
     if why_not := _why_not(api, job):
         raise RequestRefused(409, why_not)
     incident, decision = api.controller.decider.ask_restart(
-        job, exclude, reason_of(given.reason), name, wish=given.wish, within_s=within_s
+        job, exclude, mask_cut(given.reason, MAX_REASON), name, wish=given.wish, within_s=within_s
     )
     return _answered(job, incident, decision)
 
@@ -180,13 +167,10 @@ async def progress(api: Api, asked: Asked, given: documents.FollowRequest) -> di
     return found
 
 
-# ------------------------------------------------------------------------------------------------ pauses, silences
-
-
 def pause(api: Api, asked: Asked, given: documents.PauseRequest) -> documents.Paused:
     """Pauses all automatic actions until `/v1/resume`."""
     name = api.who.require(asked, "pause")
-    api.controller.journal.pause(reason_of(given.reason), name, clock.wall())
+    api.controller.journal.pause(mask_cut(given.reason, MAX_REASON), name, clock.wall())
     return documents.Paused(paused=api.paused())
 
 
@@ -211,8 +195,11 @@ def silence(api: Api, asked: Asked, given: documents.SilenceRequest) -> document
     nodes = checked_nodes(given.nodes)
     if not (kinds or jobs or nodes):
         raise RequestRefused(400, "name what is silenced: --kind, --job or --node")
-    known = elements_of(jobs, state.jobs)
-    of_jobs = [each for of_one in known for each in of_one] if all(known) else []
+    named = defaultdict[str, list[SlurmJob]](list)
+    for job in state.jobs.values():
+        for job_id in {job.job_id, job.job_id.partition("_")[0]}:  # an array's stands for its elements
+            named[job_id].append(job)
+    of_jobs = [job for each in jobs for job in named[each]] if all(map(named.get, jobs)) else []
     owners, accounts = {each.uid for each in of_jobs}, {each.account for each in of_jobs}
     name = api.who.require(asked, "silence", owners, accounts=accounts)
     owner = None if api.who.may(asked, "silence", (), accounts) else asked.person.uid
@@ -220,7 +207,7 @@ def silence(api: Api, asked: Asked, given: documents.SilenceRequest) -> document
     if sum(each.owner == owner for each in api.controller.silences.listed()) >= most:
         raise RequestRefused(429, f"there are {most} silences already: end some")
     made = Silence(
-        id=uuid.uuid4().hex[:8], by=name, at=now, reason=reason_of(given.reason), until=now + given.for_s,
+        id=uuid.uuid4().hex[:8], by=name, at=now, reason=mask_cut(given.reason, MAX_REASON), until=now + given.for_s,
         kinds=kinds, jobs=jobs, nodes=nodes, owner=owner,
     )  # fmt: skip
     api.controller.silences.add(made)
@@ -240,19 +227,6 @@ def end_silence(api: Api, asked: Asked) -> documents.Silences:
     return documents.Silences(silences=api.silences(asked))
 
 
-def elements_of(job_ids: Iterable[str], jobs: Mapping[str, SlurmJob]) -> list[list[SlurmJob]]:
-    """Of each id the jobs that it stands for, none if Slurm lists no such: an array's for its elements, too."""
-    arrays = defaultdict[str, list[SlurmJob]](list)
-    for job in jobs.values():
-        array, _, element = job.job_id.partition("_")
-        if element:
-            arrays[array].append(job)
-    return [[*([jobs[each]] if each in jobs else []), *arrays.get(each, ())] for each in job_ids]
-
-
-# ------------------------------------------------------------------------------------------------ nodes
-
-
 def add_node_event(api: Api, asked: Asked, given: NodeEventRequest) -> NodeEvent:
     """A test's result, or that a node is mended."""
     (node,), c, now = checked_nodes((asked.named["node"],)), api.controller, clock.wall()
@@ -266,27 +240,9 @@ def add_node_event(api: Api, asked: Asked, given: NodeEventRequest) -> NodeEvent
     added = sum(each.kind in kinds and now - each.at < DAY_S for each in c.ledger.events())
     if added >= (MAX_ADDED_A_DAY if is_operator else MAX_ADDED_A_DAY // 2):  # users leave half of it to operators
         raise RequestRefused(429, "so many events were added today that no more is taken")
-    event = event_of(node, given, now, name, is_operator=is_operator)
+    try:
+        event = event_of(node, given, now, name, is_operator=is_operator)
+    except ValueError as error:
+        raise RequestRefused(400, str(error)) from None
     c.ledger.record(event)
     return event
-
-
-def event_of(node: str, given: NodeEventRequest, now: float, by: str, *, is_operator: bool) -> NodeEvent:
-    """The event that a person or a test adds to a node. A user's own test is kept to be read, and counts for
-    nothing: anybody could say so of anything. Raises RequestRefused."""
-    words = (given.id, given.place) if given.place else (given.id,)
-    if given.kind not in ADDED or not given.what.strip() or not all(map(_WORD.fullmatch, words)):
-        raise RequestRefused(
-            400,
-            f"kind has to be one of {', '.join(sorted(ADDED))}; id a word that names this test, or this repair, and no "
-            "other; place, if any, the part of the node: a GPU's UUID, mount:/path, or a word; and what a sentence",
-        )
-    kind = NodeEventKind(given.kind)
-    return NodeEvent(
-        key=f"{kind}:{by}:{given.id}:{node}:{given.place}",
-        node=node,
-        kind=kind if is_operator else USERS_OWN[kind],
-        at=now,
-        what=f"{one_line(given.what, MAX_WHAT - 60)} (by {by[:40]})",
-        place=given.place,
-    )

@@ -32,6 +32,7 @@ from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 log = logging.getLogger(__name__)
 
 FREE = dict[str, Any]  # Type of an answer whose keys depend on what was kept.
+PROGRESS = dict[str, documents.ActionRun]  # By incident.
 
 
 class Route(NamedTuple):
@@ -69,14 +70,7 @@ ROUTES = (
     Route("POST", "/v1/restart/cancel", requests.cancel_restart, documents.Cancelled, documents.JobRequest, users=True),
     Route("GET", "/v1/requests/jobs", requests.selected, list[documents.SelectedJob]),
     Route("POST", "/v1/requests", requests.ask_jobs, list[documents.Answered], documents.SaveRequest),
-    Route(
-        "POST",
-        "/v1/requests/progress",
-        requests.progress,
-        dict[str, documents.ActionRun],
-        documents.FollowRequest,
-        users=True,
-    ),
+    Route("POST", "/v1/requests/progress", requests.progress, PROGRESS, documents.FollowRequest, users=True),
 )
 USER_ROUTES = tuple(each for each in ROUTES if each.users)
 PAGE_ROUTES = (

@@ -39,7 +39,7 @@ from slurm_watchdog.controller.api.asking import Asked, RequestRefused, UserLook
 from slurm_watchdog.controller.api.routes import PAGE_ROUTES, answer, document_of, refusal_of
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.model.documents import Job, JobHealth
-from slurm_watchdog.model.page_documents import MapNode, Rank
+from slurm_watchdog.model.page_documents import MapNode
 from slurm_watchdog.wire.rate_limits import TokenBuckets
 
 STATIC = {"/page.js": "text/javascript", "/page.css": "text/css"}
@@ -50,9 +50,8 @@ VIEWS = {
 }  # fmt: skip
 """Name in the address of the page -> which document is drawn."""
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -132,8 +131,9 @@ async def drawn(api: Api, asked: Asked) -> tuple[int, bytes]:
     found = whole
     if status == 200 and target != OVERVIEW:
         status, found = await document_of(api, PAGE_ROUTES, replace(asked, method="GET", target=target))
-    draw = partial(rendered, view=view, all=whole, found=found, status=status, wanted=wanted, query=wanted.get("q", ""))
-    return status, await asyncio.get_running_loop().run_in_executor(DRAWING, draw)
+    about = {"view": view, "all": whole, "found": found, "status": status, "wanted": wanted, "unjudged": JobHealth()}
+    draw = partial(template().render, about, query=wanted.get("q", ""))
+    return status, (await asyncio.get_running_loop().run_in_executor(DRAWING, draw)).encode()
 
 
 def _knows(authorization: str, token: str) -> bool:
@@ -198,19 +198,11 @@ def is_trusted(address: str | None, proxies: Iterable[str]) -> bool:
 # ------------------------------------------------------------------------------------------------ HTML
 
 
-def rendered(**values: Any) -> bytes:
-    """The page; `view` says which, `all` is the overview, `found` the view's document."""
-    return template().render(unjudged=JobHealth(), **values).encode()
-
-
 @cache
 def template() -> Template:
     environment = Environment(autoescape=True, finalize=shown, trim_blocks=True, lstrip_blocks=True)
-    filters = (
-        best_clock, cells, date, figure, grouped, having, known, label, nearest_first, part, plural, points, seconds,
-        spans, split_by,
-    )  # fmt: skip
-    environment.filters |= {each.__name__: each for each in filters}
+    filters = (cells, date, figure, fold, grouped, having, known, label, nearest_first, part, plural, points, seconds)
+    environment.filters |= {each.__name__: each for each in (*filters, split_by)}
     environment.globals["ticks"] = ticks
     return environment.from_string((files(__package__) / "static/page.html.j2").read_text("utf-8"))
 
@@ -244,11 +236,6 @@ def figure(value: float | None, shape: str, factor: float = 1.0) -> str:
     return shape % (value * factor) if isinstance(value, float | int) else "-"
 
 
-def spans(numbers: Iterable[int]) -> str:
-    """`0-2, 5`."""
-    return ", ".join(fold(map(str, numbers)))
-
-
 def split_by(groups: Sequence[Mapping[str, Any]], named: Collection[int]) -> tuple[list[Any], list[Any]]:
     """Groups with a rank that is named, and the others."""
     odd = [each for each in groups if not set(named).isdisjoint(each["ranks"])]
@@ -280,12 +267,6 @@ def having(rows: Iterable[Any], query: str, *names: str) -> list[Any]:
 def nearest_first(jobs: Iterable[Job]) -> list[Job]:
     """Those that are nearest to their limit, or beyond it, come first, as in `status --watch`."""
     return sorted(jobs, key=lambda each: -((2 * (each.progress_age_s or 0.0)) // (each.limit_s or math.inf)))
-
-
-def best_clock(ranks: Sequence[Rank]) -> float:
-    """The highest clock of a rank's only GPU; 0 where there are no two to compare."""
-    clocks = [each.gpus[0].sm_clock_hz for each in ranks if len(each.gpus) == 1 and each.gpus[0].sm_clock_hz]
-    return max(clocks) if len(clocks) > 1 else 0.0
 
 
 def label(node: MapNode, words: Mapping[str, str], gpu_words: Mapping[str, str]) -> str:

@@ -7,6 +7,7 @@ moment, or it moves from node to node with one job. Each rule here takes events 
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -14,13 +15,27 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
 
+from msgspec import structs
+
 from slurm_watchdog.analysis.slurm_nodes import CROWD_NODES, CROWD_S
-from slurm_watchdog.base.text import ago
+from slurm_watchdog.base.structs import picked
+from slurm_watchdog.base.text import ago, one_line
+from slurm_watchdog.controller.policy.access import Operators, Person
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.detect.suspect_node import SUSPECT_FROM
 from slurm_watchdog.model.incidents import Culprit, Finding, Incident, IncidentState
-from slurm_watchdog.model.node_events import LINK_PLACE, MOUNT_PLACE, NodeEvent, NodeEventKind, NodeSuspicion
+from slurm_watchdog.model.node_events import (
+    LINK_PLACE,
+    MOUNT_PLACE,
+    NodeEvent,
+    NodeEventKind,
+    NodeEventRequest,
+    NodeHistory,
+    NodeSuspicion,
+    NodeTable,
+    PastEvent,
+)
 
 DAY_S = 86400.0
 WINDOW_S = 14 * DAY_S
@@ -37,6 +52,16 @@ UNKNOWN_PART = 0.6
 node repeats itself in one part. Both figures are what names lemons best in tests/simulation/lemons.py."""
 MOST_NODES = 2  # An incident that names more nodes than this knows of a trouble, and not of a bad node.
 MAX_SAID, MAX_WHAT = 6, 400  # Events in one line; characters of a sentence: a summary is half as long.
+
+SHOWN_NODES = 200  # Of a cluster's suspicious nodes, the worst first.
+SHOWN_EVENTS = 500
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/+-]{0,127}")
+ADDED = frozenset({NodeEventKind.TEST_FAILED, NodeEventKind.TEST_PASSED, NodeEventKind.MENDED})
+USERS_OWN = {
+    NodeEventKind.TEST_FAILED: NodeEventKind.USER_TEST_FAILED,
+    NodeEventKind.TEST_PASSED: NodeEventKind.USER_TEST_PASSED,
+}
+"""What becomes of the result of a test that no operator has run."""
 
 CONFIRMED = frozenset({NodeEventKind.SLOWED_JOB, NodeEventKind.SLOWED_ONCE, NodeEventKind.TEST_FAILED})
 """A test that fails soon after the search for a slow node is no part of the same: it was asked for to confirm it."""
@@ -243,4 +268,67 @@ def events_of(incident: Incident, chain: str, *, compared: bool) -> tuple[NodeEv
             incident_id=incident.id,
         )
         for node, place in blamed(incident)
+    )
+
+
+# ---------------------------------------------------------------------------------------------- people
+
+
+def node_table(found: Sequence[NodeSuspicion], *, sees: bool) -> NodeTable:
+    """Every node that anything is to be said against, the worst first; paths of mounts only for those who `sees`."""
+    return NodeTable(
+        suspect_from=SUSPECT_FROM,
+        suspects=sum(each.suspect for each in found),
+        known=len(found),
+        nodes=tuple(structs.replace(each, place=_place(each, sees)) for each in found[:SHOWN_NODES]),
+    )
+
+
+def node_history(node: str, events: Sequence[Counted], now: float, person: Person, operators: Operators) -> NodeHistory:
+    """One node with its history, newest first: whole sentences for those who may see them."""
+    found, whole = suspicion_of(node, [each for each in events if each.node == node], now), operators.include(person)
+    own = f"{person.uid}/"  # the chains of jobs of the person who asks
+    return picked(
+        NodeHistory, found, suspect_from=SUSPECT_FROM, place=_place(found, whole),
+        history=tuple(
+            _past_event(each, node, now, whole or each.event.chain.startswith(own))
+            for each in reversed(events[-SHOWN_EVENTS:])
+        ),
+    )  # fmt: skip
+
+
+def _past_event(each: Counted, node: str, now: float, sees: bool) -> PastEvent:
+    event = each.event
+    return picked(
+        PastEvent, event, "at", "kind", "node", "job_id", "incident_id",
+        what=event.what if sees else f"{kind_words(event.kind)}.",
+        place=_place(event, sees),
+        counts_for=each.node,
+        weight=round(each.weight(now), 3) if each.node == node else 0.0,
+        why_not=each.why_not if sees else each.why_not.partition(":")[0],
+    )  # fmt: skip
+
+
+def _place(of: NodeSuspicion | NodeEvent, sees: bool) -> str:
+    """A mount is a path, which a user may have named: no word of it comes from a user, unless he who asks `sees`."""
+    return MOUNT_PLACE.rstrip(":") if of.place.startswith(MOUNT_PLACE) and not sees else of.place
+
+
+def event_of(node: str, given: NodeEventRequest, now: float, by: str, *, is_operator: bool) -> NodeEvent:
+    """The event that a person or a test adds to a node. A user's own test is kept to be read, and counts for
+    nothing: anybody could say so of anything. Raises ValueError."""
+    words = (given.id, given.place) if given.place else (given.id,)
+    if given.kind not in ADDED or not given.what.strip() or not all(map(_WORD.fullmatch, words)):
+        raise ValueError(
+            f"kind has to be one of {', '.join(sorted(ADDED))}; id a word that names this test, or this repair, and no "
+            "other; place, if any, the part of the node: a GPU's UUID, mount:/path, or a word; and what a sentence"
+        )
+    kind = NodeEventKind(given.kind)
+    return NodeEvent(
+        key=f"{kind}:{by}:{given.id}:{node}:{given.place}",
+        node=node,
+        kind=kind if is_operator else USERS_OWN[kind],
+        at=now,
+        what=f"{one_line(given.what, MAX_WHAT - 60)} (by {by[:40]})",
+        place=given.place,
     )

@@ -290,7 +290,7 @@ def diagnosis_of(found: Collected) -> documents.Diagnosis:
         differences=tuple(picked(documents.Difference, each) for each in diagnosis.differences),
         filesystems=tuple(picked(documents.FilesystemVerdict, each) for each in diagnosis.filesystems),
         hints=tuple(picked(documents.Hint, each) for each in diagnosis.hints),
-        nodes=node_rows(found),
+        nodes=_rows(found),
         taken_at=found.began_at,
     )  # fmt: skip
 
@@ -299,9 +299,21 @@ def _suspects(culprits: Iterable[Culprit]) -> tuple[documents.Suspect, ...]:
     return tuple(picked(documents.Suspect, each, host=each.node) for each in culprits)
 
 
-def node_rows(found: Collected) -> tuple[documents.NodeRow, ...]:
-    """How far each node is."""
+def _rows(found: Collected) -> tuple[documents.NodeRow, ...]:
     return tuple(picked(documents.NodeRow, each, node=name) for name, each in found.nodes.items())
+
+
+def progress_of(found: Collected, now: float) -> documents.DiagnosisProgress:
+    """How far a collection is, node by node, with its diagnosis once it is over."""
+    over = found.finished.is_set()
+    return documents.DiagnosisProgress(
+        id=found.id,
+        job_id=found.job.job_id,
+        state="done" if over else "collecting",
+        age_s=now - found.began if found.took_s is None else found.took_s,
+        nodes=_rows(found),
+        diagnosis=diagnosis_of(found) if over and found.diagnosis is not None else None,
+    )
 
 
 def follows(diagnosis: Diagnosis, incident: Incident, since_s: float) -> Diagnosis:

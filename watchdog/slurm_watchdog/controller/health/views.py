@@ -14,6 +14,7 @@ from slurm_watchdog.base.text import plural
 from slurm_watchdog.controller.health.cluster import ORDER, Health, is_announced
 from slurm_watchdog.controller.health.job import RESTARTING
 from slurm_watchdog.controller.policy.access import public_sentence
+from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.model import documents
 from slurm_watchdog.model.actions import Action, ActionRun, Decision, Verdict
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
@@ -21,7 +22,7 @@ from slurm_watchdog.model.documents import DecisionSummary, IncidentCounts, Job,
 from slurm_watchdog.model.headline import headline, response
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.observations import Gpu
-from slurm_watchdog.model.page_documents import MapNode, Rank
+from slurm_watchdog.model.page_documents import MapNode, Rank, Todo
 from slurm_watchdog.model.slurm_states import is_lost, is_out
 
 Sees = Callable[[Incident], bool]
@@ -29,6 +30,7 @@ Sees = Callable[[Incident], bool]
 SHOWN_OPEN = 20
 """Of the open incidents, in a status: it has to stay short while thousands are open. `incidents` lists them all."""
 SHOWN_STEP_TIMES = 24
+SHOWN_TODO = 20
 HEAD = ("id", "kind", "state", "severity", "job_ids", "opened_at", "inhibited_by")
 """What anybody may see of an incident: no word of a user's."""
 TIMES = ("fired_at", "resolved_at", "detected_after_s")
@@ -280,3 +282,22 @@ def why_left(decisions: Sequence[Decision], *, may_see: bool) -> str:
         return f"{last.action} has ended, and it is still wrong"
     word = "would have been done" if last.verdict is Verdict.OBSERVED else "was not done"
     return f"{last.action} {word} ({last.by}){reason}"
+
+
+def todo(
+    incidents: Iterable[Incident], handled: Collection[str],
+    decisions_about: Callable[[Iterable[str]], Mapping[str, Sequence[Decision]]], sees: Sees,
+) -> tuple[Todo, ...]:  # fmt: skip
+    """Incidents that wait for a person, the critical ones first: announced, looked after by no one, and nothing is
+    under way (`handled` has the ids of the others). With why nothing was done, and what usually helps."""
+    left = [each for each in incidents if is_announced(each) and each.id not in handled]
+    left.sort(key=lambda each: (each.severity is not Severity.CRITICAL, each.opened_at))
+    decisions = decisions_about(each.id for each in left[:SHOWN_TODO])
+    return tuple(
+        picked(
+            Todo, each, "kind", "job_ids", incident=each.id,
+            why=why_left(decisions.get(each.id, []), may_see=sees(each)),
+            hint="" if (hint := spec_of(each.kind).hint) is None else hint.try_next,
+        )
+        for each in left[:SHOWN_TODO]
+    )  # fmt: skip

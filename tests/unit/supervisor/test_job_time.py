@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from slurm_watchdog.supervisor.job_questions import asking, parse_end, queue_id
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_watchdog.supervisor.job_questions import JobQuestions, asking, queue_id
 
 
-def test_end_of_a_job_is_a_date_or_not_known() -> None:
-    found = parse_end("2026-11-23T13:05:01\n")
-    later = parse_end("2026-11-23T14:05:01\n")
-    assert found is not None
-    assert later is not None
-    assert later - found == 3600
-    assert [parse_end(text) for text in ("N/A\n", "NONE\n", "Unknown\n", "")] == [None] * 4
+@pytest.mark.parametrize(
+    ("said", "end_at"), [("1970-01-02T00:00:00", 86_400.0), ("N/A", None), ("NONE", None), ("", None)]
+)
+def test_end_of_a_job_is_a_date_or_not_known(tmp_path: Path, said: str, end_at: float | None) -> None:
+    squeue = tmp_path / "squeue"
+    squeue.write_text(f"#!/bin/sh\necho {said}\n")
+    squeue.chmod(0o700)
+    found = asyncio.run(JobQuestions("7", {"PATH": str(tmp_path)}).end_at())
+    assert found == (None if end_at is None else end_at + time.timezone)
 
 
 def test_squeue_is_asked_for_one_element_of_an_array_and_not_for_all() -> None:

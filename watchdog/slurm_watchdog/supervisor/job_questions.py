@@ -23,14 +23,6 @@ class Answer(NamedTuple):
     output: str  # Its standard output as far as it was read.
 
 
-def parse_end(text: str) -> float | None:
-    """Seconds since the epoch, of what squeue prints for %e in this host's time zone; None: never, or not known."""
-    try:
-        return datetime.fromisoformat(text.strip()).timestamp()
-    except ValueError:
-        return None
-
-
 def queue_id(job_id: str, environ: Mapping[str, str]) -> str:
     """What squeue takes for this job alone: the number of an array's last element is the whole array's, too."""
     array, element = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
@@ -89,10 +81,12 @@ class JobQuestions:
 
     async def end_at(self) -> float | None:
         """When the job's time is over, since the epoch, as Slurm says it now; None: never, or not known."""
-        return parse_end(await self._row("%e"))
+        with contextlib.suppress(ValueError):  # N/A, NONE; a date is of this host's time zone
+            return datetime.fromisoformat(await self._row("%e")).timestamp()
+        return None
 
     async def comment(self) -> str:
-        """The job's --comment; empty: it has none, or Slurm does not say."""
+        """The job's --comment."""
         return await self._row("%k")
 
     async def nodes(self) -> frozenset[str]:

@@ -1,10 +1,6 @@
-"""`slurm-watchdog run --job`: one job of one's own on a real cluster. Its agents run inside of it, the
-controller where it was called.
-
-No root is needed: the job's owner may start a step in it (`srun --overlap`), requeue it and hold it; and
-that step, being the same user's, may read the stacks of its ranks. Everything that both sides need lies in
-one directory that all nodes see.
-"""
+"""`slurm-watchdog run --job`: one job of one's own on a real cluster. Its agents are a step in it (`srun --overlap`),
+which may read the stacks of its ranks, being the same user's; the controller is where it was called. Both sides meet in
+one directory that all nodes see."""
 
 from __future__ import annotations
 

@@ -1,10 +1,5 @@
-"""One command as a Slurm of one job on one node: what the controller asks of Slurm is answered, and done, by
-the process that supervises the command.
-
-The words are Slurm's, so everything above (incidents, ladder, journal, guards) is the same as on a cluster: a
-requeue counts a restart at once and ends the run, a held job starts when it is released, a job that has ended
-can be requeued if that is what was asked for.
-"""
+"""One command as a Slurm of one job on one node: what the controller asks of Slurm is answered, in Slurm's words, by the
+process that supervises the command. So everything above (incidents, ladder, journal, guards) is as on a cluster."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""The runs (`run`, `attach`) that a person has started: a small file each, so that other commands find them
-without --socket.
-
-They are in `$XDG_STATE_HOME/slurm-watchdog/runs` (below `~/.local/state`), which several machines may share:
-a run is alive if its socket answers here.
-"""
+"""The runs (`run`, `attach`) that a person has started: a small file each in `$XDG_STATE_HOME/slurm-watchdog/runs`, so
+that other commands find them without --socket. Several machines may share it: a run lives if its socket answers here."""
 
 from __future__ import annotations
 

@@ -63,12 +63,6 @@ DETECTORS_OFF = (*(spec.kind for spec in SPECS if spec.needs_cluster), IncidentK
 """Detectors that are off here: they need other jobs or nodes; an agent that ends is started again, and said so."""
 
 
-AS_ROOT = (
-    "running as root: command, watchdog and everything they write belong to root. Prefer the user whose job "
-    "it is, outside of a container that has only root"
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunRequest(Wanted):
     """The same for a run with a watchdog of its own."""
@@ -129,30 +123,26 @@ def free_port(preferred: int = 0) -> int:
 
 
 def run(base: Config, wanted: RunRequest) -> int:
-    """Runs the command until it has ended for good; returns its exit code, 128 + N after signal N. Raises
-    OSError and JournalError.
+    """Runs the command until it has ended for good; returns its exit code, 128 + N after signal N. Raises OSError,
+    JournalError, and ValueError for a directory with other files.
 
-    Agent and controller trust each other for being one user's: the kernel says so of both ends of their
-    socket."""
+    Agent and controller trust each other for being one user's: the kernel says so of both ends of their socket."""
     if os.geteuid() == 0:
-        log.warning(AS_ROOT)
+        log.warning(
+            "running as root: command, watchdog and everything they write belong to root. Prefer the user whose job it "
+            "is, outside of a container that has only root"
+        )
     become_subreaper()
     directory = wanted.directory
-    _make_private(directory)
-    (directory / "agent").mkdir(exist_ok=True, mode=0o700)
-    page_listen = f"127.0.0.1:{free_port(int(report.PAGE_LISTEN.rpartition(':')[2]))}" if wanted.page else ""
-    config = config_for(base, wanted, page_listen)
-    return asyncio.run(_run(config, wanted))
-
-
-def _make_private(directory: Path) -> None:
-    """Makes the directory of a run, which its user alone reads. Raises OSError, and ValueError for one with other
-    files: those who read them would be shut out."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     is_a_runs = (directory / own_runs.JOURNAL).exists() or not directory.stat().st_mode & 0o077
     if not is_a_runs and any(directory.iterdir()):
         raise ValueError(f"{directory} has other files, and the run closes its directory to others: give a new one")
     directory.chmod(0o700)
+    (directory / "agent").mkdir(exist_ok=True, mode=0o700)
+    page_listen = f"127.0.0.1:{free_port(int(report.PAGE_LISTEN.rpartition(':')[2]))}" if wanted.page else ""
+    config = config_for(base, wanted, page_listen)
+    return asyncio.run(_run(config, wanted))
 
 
 def _local_slurm(wanted: RunRequest, config: Config) -> LocalSlurm:

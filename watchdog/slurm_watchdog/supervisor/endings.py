@@ -1,9 +1,6 @@
-"""How a command ended, by the last lines of its log. Pure.
-
-The exit code does not tell who ended it: srun ends with 137 after `scancel JOB.STEP`, and with 143 where a rank failed
-and `--kill-on-bad-exit` ended the others (Slurm 22.05; src/slurmd/slurmstepd/req.c and src/srun/launch.c have the
-lines).
-"""
+"""How a command ended, by the last lines of its log: its exit code does not tell. srun ends with 137 after `scancel
+JOB.STEP`, and with 143 where a rank failed and `--kill-on-bad-exit` ended the others (Slurm 22.05;
+src/slurmd/slurmstepd/req.c and src/srun/launch.c have the lines). Pure."""
 
 from __future__ import annotations
 

@@ -22,20 +22,11 @@ import psutil
 from slurm_watchdog.base import clock
 from slurm_watchdog.knowledge.checkpoint_options import directories_in
 from slurm_watchdog.slurm.node_names import ParseError, expand_nodes
+from slurm_watchdog.supervisor import placement as placing
 from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.given_input import GivenInput
 from slurm_watchdog.supervisor.job_questions import JobQuestions
 from slurm_watchdog.supervisor.look import side_by_side
-from slurm_watchdog.supervisor.placement import (
-    NOT_ASKED,
-    Addresses,
-    Placement,
-    arguments,
-    environment,
-    gpu_count,
-    mentions_address,
-    task_count,
-)
 from slurm_watchdog.supervisor.preflight import LOOK_MARK, look_s, parse_look, suspects
 from slurm_watchdog.supervisor.srun import CALLS, NAME, PLAN, Plan, own_program, program
 
@@ -50,11 +41,11 @@ Resolve = Callable[..., Sequence[tuple[Any, ...]]]
 def read_addresses(
     command: Sequence[str], allocation: Allocation, environ: Mapping[str, str], *,
     resolve: Resolve = socket.getaddrinfo, deadline_s: float = NAMES_S,
-) -> Addresses:  # fmt: skip
+) -> placing.Addresses:  # fmt: skip
     """Of the first nodes and of this one; nothing where the script has written no address. Waits `deadline_s` seconds
     at most: a name that is not resolved by then has none."""
-    if not mentions_address(command, environ):
-        return NOT_ASKED
+    if not placing.mentions_address(command, environ):
+        return placing.NOT_ASKED
     found: dict[str, tuple[str, ...]] = {}
 
     def ask(node: str) -> None:
@@ -72,11 +63,11 @@ def read_addresses(
         networks = [each for network in psutil.net_if_addrs().values() for each in network]
         own = usable(each.address for each in networks if each.family in (socket.AF_INET, socket.AF_INET6))
         node_of |= dict.fromkeys(own, allocation.batch_host)
-    return Addresses(node_of, of_node)
+    return placing.Addresses(node_of, of_node)
 
 
 def usable(texts: Iterable[str]) -> tuple[str, ...]:
-    """Addresses by which another node may come, each once, in their order."""
+    """placing.Addresses by which another node may come, each once, in their order."""
     found = [ip_address(text.partition("%")[0]) for text in texts]
     return tuple(dict.fromkeys(str(each) for each in found if not each.is_loopback and not each.is_link_local))
 
@@ -153,16 +144,16 @@ class Launcher:
 
     # ------------------------------------------------------------------------------------ start
 
-    def command_line(self, placement: Placement) -> tuple[str, ...]:
+    def command_line(self, placement: placing.Placement) -> tuple[str, ...]:
         """What is executed on these nodes."""
-        words = arguments(self._command, self._allocation, placement, self._addresses)
+        words = placing.arguments(self._command, self._allocation, placement, self._addresses)
         if is_function(words[0], self._environ):
             return (*FUNCTION_SHELL, *words)
         return (*SHELL, *words) if self.has_steps else words
 
-    async def environment(self, placement: Placement, starts: int) -> dict[str, str]:
+    async def environment(self, placement: placing.Placement, starts: int) -> dict[str, str]:
         """The command's, and the plan of its srun; `starts`: how often it was started before."""
-        changed = environment(self._allocation, placement, self._environ, self._addresses)
+        changed = placing.environment(self._allocation, placement, self._environ, self._addresses)
         changed["SLURM_WATCHDOG_RESTARTS"] = str(starts)
         if self._directory is None or self._srun is None:
             return self._environ | changed
@@ -172,9 +163,9 @@ class Launcher:
         plan = Plan(
             job_id=self._allocation.job_id, srun=self._srun, directory=str(self._directory),
             nodes=placement.nodes, left_out=placement.left_out,
-            tasks=task_count(self._allocation, placement.nodes),
-            all_tasks=task_count(self._allocation, self._allocation.nodes), overlap=overlap,
-            all_gpus=gpu_count(self._allocation, self._allocation.nodes),
+            tasks=placing.task_count(self._allocation, placement.nodes),
+            all_tasks=placing.task_count(self._allocation, self._allocation.nodes), overlap=overlap,
+            all_gpus=placing.gpu_count(self._allocation, self._allocation.nodes),
         )  # fmt: skip
         for call in (self._directory / CALLS).iterdir():
             call.unlink(missing_ok=True)
@@ -184,7 +175,7 @@ class Launcher:
         path = f"{self._directory}{os.pathsep}{self._environ.get('PATH', os.defpath)}"
         return self._environ | changed | {"PATH": path}
 
-    async def start(self, placement: Placement, starts: int, resume_from: str) -> asyncio.subprocess.Process:
+    async def start(self, placement: placing.Placement, starts: int, resume_from: str) -> asyncio.subprocess.Process:
         """Starts the command with our own output, and the input that we were given; `resume_from`: see RESUME_FROM.
         Raises OSError."""
         environ = await self.environment(placement, starts)

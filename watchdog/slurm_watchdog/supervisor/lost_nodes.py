@@ -1,9 +1,6 @@
-"""Whether the command has lost a node for good, by Slurm, by the nodes themselves, and by the command's own log.
-
-Under `--no-kill` Slurm takes a node that is DOWN out of the job and leaves the rest to run: to end it, and to start it
-again, is the supervisor's work. Slurm's word alone ends nothing: its slurmd may have died alone, its network may be
-another one than that of the ranks, or the trainer may continue without the node.
-"""
+"""Whether the command has lost a node for good, by Slurm, by the nodes themselves, and by the command's own log. Under
+`--no-kill` Slurm takes a node that is DOWN out of the job and leaves the rest to run. Its word alone ends nothing: its
+slurmd may have died alone, the ranks may have another network, or the trainer may continue without the node."""
 
 from __future__ import annotations
 

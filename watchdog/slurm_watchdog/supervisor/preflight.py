@@ -1,8 +1,5 @@
-"""Which nodes look bad before a start, from what each said of itself. Pure.
-
-A silent node is one of few, or no one is accused: an interpreter that is missing everywhere, a filesystem that hangs
-for all, is no node's fault.
-"""
+"""Which nodes look bad before a start, from what each said of itself: one of few, or no one is accused. An interpreter
+that is missing everywhere, a filesystem that hangs for all, is no node's fault. Pure."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def own_program(module: str, function: str = "main") -> tuple[str, ...]:
 
 
 def program() -> str:
-    """The file `srun`: it calls `main`."""
+    """The file `srun`."""
     return f'#!/bin/sh\nexec {shlex.join(own_program("srun"))} "${{0%/*}}" "$@"\n'
 
 

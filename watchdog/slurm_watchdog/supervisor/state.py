@@ -154,7 +154,6 @@ _STATES = {
 
 def status_of(run: Run, pid: int) -> SupervisorStatus:
     """What the status file says."""
-    running = SupervisorState.RUNNING if run.steps else SupervisorState.STARTING
     nodes = run.settings.allocation.nodes
     said = SupervisorStatus(
         protocol=PROTOCOL, state=SupervisorState.STARTING, pid=pid, restarts_left=max(0, run.restarts_left),
@@ -163,7 +162,7 @@ def status_of(run: Run, pid: int) -> SupervisorStatus:
     if run.beside:  # two write this file: what one says of its command is not what the other says
         return said
     return replace(
-        said, state=_STATES.get(run.phase, running),
+        said, state=_STATES.get(run.phase, SupervisorState.RUNNING if run.steps else SupervisorState.STARTING),
         step_id=run.steps[-1] if run.steps else "", starts=run.starts, begun_ticks=run.begun_ticks,
         nodes=tuple(n for n in nodes if n in run.placement.nodes or n in run.elsewhere),
         spares=tuple(n for n in run.placement.spares if n not in run.suspects and n not in run.elsewhere),

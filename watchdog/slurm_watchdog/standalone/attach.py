@@ -79,10 +79,8 @@ class AttachRequest:
 
 
 def run(wanted: AttachRequest) -> int:
-    """Watches until the job is over. Returns 0, or 1 if it is not there (any more).
-
-    Raises OSError, ConfigError, JournalError; IdentityError without MUNGE.
-    """
+    """Watches until the job is over. Returns 0, or 1 if it is not there (any more). Raises OSError, ConfigError,
+    JournalError; IdentityError without MUNGE."""
     wanted.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     return asyncio.run(_run(wanted))
 
@@ -228,11 +226,8 @@ class Agents:
 
 
 def command(job: SlurmJob, directory: Path) -> list[str]:
-    """The step that starts an agent on every node: beside the training, without any share of it.
-
-    Rank variables are unset, so that an agent is not taken for a rank. `--mem=0` asks for no memory of its
-    own.
-    """
+    """The step that starts an agent on every node: beside the training, without any share of it (`--mem=0`: of its
+    memory), and without variables by which it would be taken for a rank."""
     nodes = str(len(job.nodes))
     unset = [f"--unset={name}" for name in {*RANK_VARIABLES, *LOCAL_RANK_VARIABLES, *WORLD_SIZE_VARIABLES}]
     return [

@@ -1,5 +1,5 @@
-"""One command as a Slurm of one job on one node: what the controller asks of Slurm is answered, in Slurm's words, by the
-process that supervises the command. So everything above (incidents, ladder, journal, guards) is as on a cluster."""
+"""One command as a Slurm of one job on one node: what the controller asks of Slurm is answered, in Slurm's words, by
+the process that supervises the command. So everything above (incidents, ladder, journal, guards) is as on a cluster."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The runs (`run`, `attach`) that a person has started: a small file each in `$XDG_STATE_HOME/slurm-watchdog/runs`, so
-that other commands find them without --socket. Several machines may share it: a run lives if its socket answers here."""
+that other commands find them without --socket. Machines may share it: a run lives if its socket answers here."""
 
 from __future__ import annotations
 

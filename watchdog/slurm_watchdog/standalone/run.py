@@ -260,10 +260,8 @@ def _take_signals(job: LocalSlurm) -> asyncio.Event:
 
 
 def _page_password(config: Config) -> str:
-    """A new password of the page, if there is one, in a file of the run's directory.
-
-    The page is on a port, which every user of the machine reaches: so it asks for what only this one can read.
-    """
+    """A new password of the page, if there is one, in a file of the run's directory: every user of the machine reaches
+    its port, and only this one the file."""
     if not config.controller.page_listen:
         return ""
     file = Path(config.controller.state_directory) / PASSWORD_FILE

@@ -118,9 +118,8 @@ class Launcher:
         checkpoints: Sequence[str] = (), has_steps: bool = True,
     ):  # fmt: skip
         """`check`: the site's command that is run on each node before a start. `checkpoints`: directories besides
-        those that the command's words name. Raises OSError if there is no place for our srun.
-
-        Without an srun in PATH, or `has_steps`, the command is started as it is, and no node is looked at."""
+        those that the command's words name. Without an srun in PATH, or `has_steps`, the command is started as it is,
+        and no node is looked at. Raises OSError if there is no place for our srun."""
         self.has_steps = has_steps
         self._command, self._allocation, self._environ = tuple(command), allocation, dict(environ)
         self._addresses = read_addresses(self._command, allocation, environ)

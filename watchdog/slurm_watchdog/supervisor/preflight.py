@@ -58,11 +58,8 @@ def look_s(count: int) -> float:
 
 
 def suspects(asked: Sequence[str], looks: Sequence[tuple[NodeLook, float]], *, spares: int = 0) -> dict[str, str]:
-    """Node to what is wrong there, a part of a sentence.
-
-    `asked`: all nodes. `looks`: what was answered, each with this host's time (since the epoch) when it came.
-    `spares`: so many nodes may be silent, and the start does without them.
-    """
+    """Node to what is wrong there, a part of a sentence. `looks`: what was answered, each with this host's time (since
+    the epoch) when it came. `spares`: so many nodes may be silent, and the start does without them."""
     answered = {look.node: (look, at) for look, at in looks if look.node in asked}
     silent = len(asked) - len(answered)
     found: dict[str, str] = {}

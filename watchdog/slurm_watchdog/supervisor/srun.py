@@ -183,12 +183,9 @@ def rewrite(
     arguments: Sequence[str], plan: Plan, busy: Collection[str] = (), environ: Mapping[str, str] = {},
     hosts: Hosts | None = None,
 ) -> Rewritten:  # fmt: skip
-    """The arguments by which srun starts the same on the nodes of `plan`; unchanged where that cannot be.
-
-    `busy`: nodes of the command's steps that run. Of several small steps side by side each gets nodes of its own, as
-    Slurm would give them; beside --exclude it takes the first nodes for all, and they wait for each other (22.05).
-    `environ`: of the call. `hosts`: what its file of nodes has become.
-    """
+    """The arguments by which srun starts the same on the nodes of `plan`; unchanged where that cannot be. `busy`: nodes
+    of the command's steps that run. Of small steps side by side each gets nodes of its own: beside --exclude Slurm
+    takes the first nodes for all, and they wait for each other (22.05). `hosts`: what its file of nodes has become."""
     options, command = parse(arguments)
     given = {option.name: option.value for option in options}
     if not command or given.keys() & NO_LAUNCH or given.get("jobid", plan.job_id) != plan.job_id:

@@ -272,7 +272,6 @@ def test_levers_that_one_machine_lacks_are_refused_for_good(tmp_path: Path) -> N
             job.undrain_node(node),
         )
         assert [await refusal(call) for call in refused] == [Refusal.NOT_BATCH] * len(refused)
-        assert await refusal(job.requeue_hold("78", only_unfinished=True)) is Refusal.NO_SUCH_JOB
         assert await refusal(job.hold("77")) is Refusal.NOT_PENDING
 
     with_job(tmp_path, LOOP, talk)

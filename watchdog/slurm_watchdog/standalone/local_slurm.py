@@ -267,7 +267,6 @@ class LocalSlurm(Supervisor):
     # ------------------------------------------------------------------------------------ levers
 
     async def requeue_hold(self, job_id: str, *, only_unfinished: bool) -> None:
-        self._check(job_id)
         if self._run.requeued and self._run.phase is not Phase.ENDING:
             return
         if machine.late(self._run, clock.wall()):
@@ -286,30 +285,22 @@ class LocalSlurm(Supervisor):
         await self._handle(machine.event(machine.requeued, named))
 
     async def release(self, job_id: str) -> None:
-        self._check(job_id)
         self._tell(machine.released)
 
     async def hold(self, job_id: str) -> None:
-        self._check(job_id)
         if self.state not in REQUEUED:
             raise SlurmRefused("the command is not waiting to be started", Refusal.NOT_PENDING)
         self._run = replace(self._run, held=True)
 
     async def cancel(self, job_id: str) -> None:
-        self._check(job_id)
         self.ask(signal.SIGTERM, ends=True)
 
     async def send_signal(self, job_id: str, signal: str, to: SignalTo) -> None:
-        self._check(job_id)
         if self._run.phase is not Phase.RUNNING:
             raise SlurmRefused("the command does not run", Refusal.NOT_RUNNING)
         processes = sorted(self.launcher.processes(), key=lambda each: each.pid != self.launcher.pid)
         chosen = {SignalTo.BATCH: processes[:1], SignalTo.STEPS: processes[1:] or processes}.get(to, processes)
         send(chosen, _number(signal))
-
-    def _check(self, job_id: str) -> None:
-        if job_id != self.job_id:
-            raise SlurmRefused(f"there is no job {job_id}", Refusal.NO_SUCH_JOB)
 
     async def _no_lever(self, *_: object) -> NoReturn:
         """What no machine without Slurm can do."""

@@ -110,6 +110,9 @@ async def _run(wanted: AttachRequest) -> int:
 def _configuration(wanted: AttachRequest, listen: str) -> Config:
     """The person's file with what has a place put into the directory; what agents need of it is written down there."""
     base = load_config(wanted.config_file) if wanted.config_file else Config()
+    # Where Slurm's munged listens (AuthInfo=socket= of slurm.conf).
+    words = read_slurm_config("")[0].get("AuthInfo", "").split(",")
+    munged = next((word.removeprefix("socket=") for word in words if word.startswith("socket=")), "")
     directory, own_uid = wanted.directory, str(os.geteuid())
     jobs: dict[str, Any] = {
         "kill_switch": str(directory / "kill-{job_id}.{restarts}"),
@@ -138,7 +141,7 @@ def _configuration(wanted: AttachRequest, listen: str) -> Config:
             "mode": "munge",
             "controller_user": own_uid,
             "agent_user": own_uid,
-            "munge_socket": base.security.munge_socket or _munge_socket(),
+            "munge_socket": base.security.munge_socket or munged,
         },
         "jobs": jobs,
         "detectors": {kind: {"enabled": False} for kind in DETECTORS_OFF},
@@ -146,13 +149,6 @@ def _configuration(wanted: AttachRequest, listen: str) -> Config:
     config = with_values(base, own)
     (directory / AGENTS_SETTINGS).write_bytes(msgspec.json.encode(settings_of(config)))
     return config
-
-
-def _munge_socket() -> str:
-    """Where Slurm's munged listens (AuthInfo=socket= of slurm.conf); empty: the usual place."""
-    settings, _ = read_slurm_config("")
-    words = settings.get("AuthInfo", "").split(",")
-    return next((word.removeprefix("socket=") for word in words if word.startswith("socket=")), "")
 
 
 def _address_towards(nodes: Sequence[SlurmNode]) -> str:

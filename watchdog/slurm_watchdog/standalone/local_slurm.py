@@ -258,8 +258,7 @@ class LocalSlurm(Supervisor):
         return self._job() if job_id == self.job_id else None
 
     async def read_node(self, node: str) -> SlurmNode | None:
-        view = await self.read_view()
-        return view.nodes[0] if node == self.node else None
+        return (await self.read_view()).nodes[0] if node == self.node else None
 
     async def read_reservations(self) -> tuple[Reservation, ...]:
         return ()

@@ -182,11 +182,16 @@ async def watched(
     )
     journal = Journal(f"sqlite:///{directory / own_runs.JOURNAL}")
     own_runs.write_run(place, started)
+    password, file = "", directory / PASSWORD_FILE
+    if config.controller.page_listen:  # every user of the machine reaches that port, and only this one the file
+        file.unlink(missing_ok=True)
+        file.touch(mode=0o600)
+        file.write_text(f"{(password := secrets.token_urlsafe(24))}\n")
     try:
         notifier = make_notifier(config, journal.outbox, caller)
         report.tell(notifier)
         controller = Controller(config, journal=journal, slurm=slurm, notifier=notifier, metrics=ControllerMetrics())
-        doors = await open_doors(controller, _page_password(config), identity)
+        doors = await open_doors(controller, password, identity)
         stop = asyncio.Event()
         watching = asyncio.create_task(live(controller, notifier, stop))
         try:
@@ -257,19 +262,6 @@ def _take_signals(job: LocalSlurm) -> asyncio.Event:
     for number in OTHER_SIGNALS:
         loop.add_signal_handler(number, lambda number=number: job.ask(number, ends=False))  # type: ignore[misc]
     return asked
-
-
-def _page_password(config: Config) -> str:
-    """A new password of the page, if there is one, in a file of the run's directory: every user of the machine reaches
-    its port, and only this one the file."""
-    if not config.controller.page_listen:
-        return ""
-    file = Path(config.controller.state_directory) / PASSWORD_FILE
-    file.unlink(missing_ok=True)
-    file.touch(mode=0o600)
-    password = secrets.token_urlsafe(24)
-    file.write_text(f"{password}\n")
-    return password
 
 
 async def _until_over(

@@ -35,8 +35,6 @@ from slurm_watchdog.model.slurm_states import ALIVE, RUNNING
 from slurm_watchdog.notify.notification import Caller
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
-from slurm_watchdog.slurm.commands import Commands
-from slurm_watchdog.slurm.listings import Listings
 from slurm_watchdog.standalone import report
 from slurm_watchdog.standalone.run import DETECTORS_OFF, ended, free_port, watched, with_values
 
@@ -51,16 +49,14 @@ GIVE_UP_AFTER_S = 600.0
 FINAL_WAIT_S = 10.0  # After the end of the job: its last lines are read, an action that waited for its end continues.
 
 
-class SingleJobListings(Listings):
+class SingleJob(CommandLineSlurm):
     """What Slurm says of one job only, and of all nodes: it may be moved to any."""
 
-    def __init__(self, commands: Commands, job_id: str):
-        super().__init__(commands)
-        self._job_id = job_id
+    job_id = ""
 
-    async def view(self) -> SlurmView:
-        view = await super().view()
-        return msgspec.structs.replace(view, jobs=tuple(job for job in view.jobs if job.job_id == self._job_id))
+    async def read_view(self) -> SlurmView:
+        view = await super().read_view()
+        return msgspec.structs.replace(view, jobs=tuple(job for job in view.jobs if job.job_id == self.job_id))
 
 
 @dataclass(frozen=True)
@@ -86,7 +82,8 @@ def run(wanted: AttachRequest) -> int:
 
 
 async def _run(wanted: AttachRequest) -> int:
-    slurm = CommandLineSlurm(listings=SingleJobListings(Commands("", os.environ), wanted.job_id))
+    slurm = SingleJob()
+    slurm.job_id = wanted.job_id
     view = await slurm.read_view()
     job = view.jobs[0] if view.jobs else None
     if job is None or job.state not in ALIVE:

@@ -43,17 +43,6 @@ class Advice(Struct, kw_only=False):
     where: str = ""  # In which file, or on which node, it belongs.
 
 
-class Rule(Struct, kw_only=False):
-    """A row of rules.conf; the texts with {FACT} in them."""
-
-    name: str
-    level: str
-    words: str
-    sentence: str
-    evidence: str
-    add: str
-
-
 class Names(tuple[str, ...]):
     """Names of nodes or jobs: in ranges in a sentence, `{x:node}` counts them."""
 
@@ -66,27 +55,22 @@ class Names(tuple[str, ...]):
 
 
 @cache
-def rules() -> Mapping[str, tuple[Rule, ...]]:
-    """The table, by subject."""
+def rules() -> Mapping[str, list[tuple[str, ...]]]:
+    """The rows of rules.conf by subject: name, level, condition, and the texts with {FACT} in them: sentence, evidence,
+    what to add."""
     _, *parts = _SUBJECT.split(Path(__file__).with_name("rules.conf").read_text(encoding="utf-8"))
-    subjects = zip(parts[::2], parts[1::2], strict=True)
-    return {name: tuple(Rule(*row) for row in _RULE.findall(rows)) for name, rows in subjects}
+    return {name: _RULE.findall(rows) for name, rows in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def examine(subject: str, facts: Facts) -> tuple[Advice, ...]:
     """What the rules of `subject` find, in their order; `where` is one of its facts."""
-    return tuple(
-        Advice(
-            row.name,
-            _level(row.level, facts),
-            row.sentence.format_map(facts),
-            row.evidence.format_map(facts),
-            row.add.format_map(facts),
-            str(facts.get("where", "")),
-        )
-        for row in rules()[subject]
-        if all(holds(word, facts) for word in row.words.split())
-    )
+    found = []
+    where = str(facts.get("where", ""))
+    for name, level, condition, *texts in rules()[subject]:
+        if all(holds(word, facts) for word in condition.split()):
+            sentence, evidence, add = (text.format_map(facts) for text in texts)
+            found.append(Advice(name, _level(level, facts), sentence, evidence, add, where))
+    return tuple(found)
 
 
 def _level(text: str, facts: Facts) -> Level:

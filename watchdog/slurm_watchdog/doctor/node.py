@@ -75,7 +75,7 @@ def read_wait(pid: int) -> str:
 
 def rule_names() -> tuple[str, ...]:
     """What `doctor --only` may name."""
-    return tuple(dict.fromkeys(row.name for row in rules()["node"]))
+    return tuple(dict.fromkeys(name for name, *_ in rules()["node"]))
 
 
 def misspelt(names: Iterable[str]) -> tuple[Advice, ...]:

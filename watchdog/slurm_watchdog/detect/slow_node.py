@@ -73,8 +73,11 @@ def detect(view: ClusterView, job: JobView, settings: SlowJob) -> Finding | None
     if job.silent_nodes or len(nodes) < len(mine):
         return finding
     since = view.now - slow.duration_s - AROUND_S
-    signs = [*_clocks(job), *_held_back(job), *_power(job), *_heat(job), *_links(job, view.now)]
-    signs += [*_corrections(job, view.now, since), *_kernel(nodes, since), *_network(nodes, view.now, since)]
+    signs = [
+        Sign(node=each.view.node, signal=signal, text=f"GPU {each.view.gpu.index} (rank {each.rank}) {text}", gpu=each)
+        for each, signal, text in (*_under_load(job), *_read_rarely(job, view.now, since))
+    ]
+    signs += [*_kernel(nodes, since), *_network(nodes, view.now, since)]
     few = max(1, int(MAX_ODD_SHARE * len(job.job.nodes)))
     odd = [sign for sign in signs if len({s.node for s in signs if s.signal == sign.signal}) <= few]
     named = sorted({sign.node for sign in odd})
@@ -132,66 +135,47 @@ def _power_change(each: RankGpu) -> float | None:
     return recent / usual if recent is not None and usual else None
 
 
-def _clocks(job: JobView) -> Iterator[Sign]:
+def _under_load(job: JobView) -> Iterator[tuple[RankGpu, str, str]]:
+    """(GPU, signal, the rest of a sentence), the most telling first."""
     for each, hz, others_hz in _compared(job, lambda each: each.view.recent_sm_clock_hz):
         own_hz = each.view.usual_sm_clock_hz
         if hz < LOW_CLOCK * others_hz and (own_hz is None or hz < OWN_CLOCK * own_hz):
-            text = f"runs at {hz / 1e6:.0f} MHz under load, those of other nodes at {others_hz / 1e6:.0f} MHz"
-            yield _sign(each, "clock", f"{_gpu(each)} {text}")
-
-
-def _held_back(job: JobView) -> Iterator[Sign]:
+            others = f"those of other nodes at {others_hz / 1e6:.0f} MHz"
+            yield each, "clock", f"runs at {hz / 1e6:.0f} MHz under load, {others}"
     for each in _busy(job):
         shares = {why: share for why, share in each.view.throttled if share >= OFTEN}
         reasons = sorted(HELD_BACK & {*(each.view.gpu.throttle or ()), *shares})
         if reasons:
-            words = ", ".join(f"{why} ({shares[why]:.0%} of five minutes)" if why in shares else why for why in reasons)
-            yield _sign(each, "throttle", f"{_gpu(each)} is held back by {words}")
-
-
-def _power(job: JobView) -> Iterator[Sign]:
-    for each, change, others in _compared(job, _power_change):
-        if change < LOW_POWER * others:
-            text = f"draws {100 * change:.0f} % of its usual power, those of other nodes {100 * others:.0f} %"
-            yield _sign(each, "power", f"{_gpu(each)} {text}")
-
-
-def _heat(job: JobView) -> Iterator[Sign]:
+            words = (f"{why} ({shares[why]:.0%} of five minutes)" if why in shares else why for why in reasons)
+            yield each, "throttle", f"is held back by {', '.join(words)}"
+    for each, change, usual in _compared(job, _power_change):
+        if change < LOW_POWER * usual:
+            others = f"those of other nodes {100 * usual:.0f} %"
+            yield each, "power", f"draws {100 * change:.0f} % of its usual power, {others}"
     for each, celsius, others_c in _compared(job, lambda each: each.view.gpu.temperature_c):
         if celsius >= HOT_C and celsius >= others_c + HOTTER_C:
-            yield _sign(each, "heat", f"{_gpu(each)} is at {celsius:.0f} C, those of other nodes at {others_c:.0f} C")
+            yield each, "heat", f"is at {celsius:.0f} C, those of other nodes at {others_c:.0f} C"
 
 
-def _links(job: JobView, now: float) -> Iterator[Sign]:
+def _read_rarely(job: JobView, now: float, since: float) -> Iterator[tuple[RankGpu, str, str]]:
+    """The same of links, unless they may have been read while it idled, and of counters of corrections."""
     for each in _busy(job):
         gpu = each.view.gpu
         if now - (each.view.busy_since or now) < SLOW_VALUES_S:
-            continue  # its link's speed may have been read while it idled
+            continue
         for used, full, what in (
             (gpu.pcie_link_width, gpu.pcie_link_width_max, "lanes"),
             (gpu.pcie_link_generation, gpu.pcie_link_generation_max, "as its PCIe generation"),
         ):
             if used is not None and full is not None and 0 < used < full:
-                text = f"the PCIe link of {_gpu(each)} runs with {used} of {full} {what} under load"
-                yield _sign(each, f"pcie {what}", text)
+                yield each, f"pcie {what}", f"runs its PCIe link with {used} of {full} {what} under load"
         if gpu.nvlinks_down:
-            yield _sign(each, "nvlink", f"{gpu.nvlinks_down} NVLinks of {_gpu(each)} are down")
-
-
-def _corrections(job: JobView, now: float, since: float) -> Iterator[Sign]:
+            yield each, "nvlink", f"has {gpu.nvlinks_down} NVLinks down"
     for each in job.gpus:
         for rise in each.view.rising:
             if rise.times >= RISES and rise.first_at >= since and now - rise.last_at <= AROUND_S:
-                began = f"{rise.counter} of {_gpu(each)} began to rise {now - rise.first_at:.0f} s ago"
-                yield _sign(each, rise.counter, f"{began} and continues ({rise.times} times)")
-
-
-def _sign(each: RankGpu, signal: str, text: str) -> Sign:
-    return Sign(node=each.view.node, signal=signal, text=text, gpu=each)
-
-
-def _gpu(each: RankGpu) -> str:
-    return f"GPU {each.view.gpu.index} (rank {each.rank})"
+                began = f"has {rise.counter} that began to rise {now - rise.first_at:.0f} s ago"
+                yield each, rise.counter, f"{began} and continues ({rise.times} times)"
 
 
 # ---------------------------------------------------------------------------------------- signs of nodes

@@ -11,7 +11,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.cli.files import MAX_FILES, configured, files_in
 from slurm_watchdog.cli.options import EXIT_USAGE, JSON, KNOWLEDGE, Answer, Asked, Refusal, command, warn
@@ -73,40 +72,33 @@ def group_stacks(
 
 def read_stacks(paths: Sequence[str], config: Config | None, given: dict[str, Any]) -> Answer:
     """What the stacks in files say; `given` is what else is known: see Options. Raises Refusal if there are none."""
-    files = read_stack_files(paths)
-    if files.recorded:
-        what = f"{plural(files.recorded, 'file is a dump', 'files are dumps')} of PyTorch's Flight Recorder"
+    dumps, unreadable, spoilt, recorded = read_stack_files(paths)
+    if recorded:
+        what = f"{plural(recorded, 'file is a dump', 'files are dumps')} of PyTorch's Flight Recorder"
         warn(f"{what}: slurm-watchdog diagnose DIRECTORY says who did not come to which collective.")
-    if not files.dumps:
+    if not dumps:
         names = ", ".join(paths[:3]) + (", …" if len(paths) > 3 else "")
         expected = "Expected is what `py-spy dump --pid PID` prints (or --json), faulthandler's or gdb's backtraces."
-        raise Refusal([*files.unreadable, *files.spoilt, f"No stacks were found in {names}."], expected)
+        raise Refusal([*unreadable, *spoilt, f"No stacks were found in {names}."], expected)
     if config is not None:
         from slurm_watchdog.detect.collective_hang import CollectiveHang
 
         given = given | {"limits": config.detectors.of(CollectiveHang)}
-    verdict = diagnose_dumps(files.dumps, Options(**given))
+    verdict = diagnose_dumps(dumps, Options(**given))
     topology = given.get("topology")
     if topology is not None and parse_topology(topology, verdict.ranks) is None:
         must = f"it is written tp=4,pp=8 (and cp=2), and has to divide the {verdict.ranks} ranks."
         warn(f"--topology {topology} was not used: {must}")
-    for line in (*files.unreadable, *files.spoilt):
+    for line in (*unreadable, *spoilt):
         warn(line)
-    unknown = files.unreadable or not verdict.dumped
+    unknown = unreadable or not verdict.dumped
     return Answer(_document(verdict), lambda: _print(verdict), EXIT_USAGE if unknown else verdict.is_hang)
 
 
-class StackFiles(Struct):
-    """What files hold."""
-
-    dumps: list[Dump]  # In an order that does not depend on the order of the paths.
-    unreadable: list[str]  # What could not be read, and why.
-    spoilt: list[str]  # What is broken, and was read in part, or not. The other files are not affected.
-    recorded: int = 0  # Files that hold no stacks, but what a rank recorded of its collectives.
-
-
-def read_stack_files(paths: Sequence[str]) -> StackFiles:
-    """Every dump in files, in directories of them, or on standard input (`-`)."""
+def read_stack_files(paths: Sequence[str]) -> tuple[list[Dump], list[str], list[str], int]:
+    """Every dump in files, in directories of them, or on standard input (`-`), in an order that does not depend on that
+    of the paths; what could not be read; what is broken, and was read in part, or not; and how many files hold no
+    stacks, but what a rank recorded of its collectives."""
     texts: dict[str, str] = {}
     unreadable: list[str] = []
     recorded = total = 0
@@ -134,7 +126,7 @@ def read_stack_files(paths: Sequence[str]) -> StackFiles:
     }
     told = {whose[name] for name, found in parsed.items() if found}
     for name, found in parsed.items():
-        broken = _why_broken(texts[name], found)
+        broken = "" if found and texts[name].rstrip().endswith(("]", "}")) else why_broken(texts[name])
         if broken:
             was_read = f"; of what is whole in it {plural(len(found), 'dump was', 'dumps were')} read"
             spoilt.append(f"{name}: {broken}{was_read if found else ''}")
@@ -144,12 +136,7 @@ def read_stack_files(paths: Sequence[str]) -> StackFiles:
             # A rank that could not be dumped. Beside a rank's stacks there may be other files of it: they are no ranks.
             dumps.append(Dump(source=name, error=broken or _first_words(texts[name])))
     of_nodes = islice((each for dump in dumps for each in _of_each_node(dump)), MAX_DUMPS)
-    return StackFiles(dumps=list(of_nodes), unreadable=unreadable, spoilt=spoilt, recorded=recorded)
-
-
-def _why_broken(text: str, found: Sequence[Dump]) -> str:
-    """How a file of JSON is broken; empty if it is whole, or none."""
-    return "" if found and text.rstrip().endswith(("]", "}")) else why_broken(text)
+    return list(of_nodes), unreadable, spoilt, recorded
 
 
 def _first_words(text: str) -> str:
@@ -193,43 +180,31 @@ def _parts(name: str, data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _document(verdict: StackVerdict) -> dict[str, Any]:
+    def person(each: Culprit, *more: str) -> dict[str, Any]:
+        return {"rank": each.rank, "host": each.node, "pid": each.pid, **{key: getattr(each, key) for key in more}}
 
+    groups = [
+        {
+            "frames": group.frames,
+            "ranks": [m.rank for m in group.members if m.rank is not None],
+            "hosts": sorted({m.node for m in group.members if m.node}),
+            "count": len(group.members),
+            "place": str(group.place),
+            "class": CLASSES[group.place],
+            "members": [person(each) for each in group.members],
+            "threads": dict(group.threads),
+        }
+        for group in verdict.groups
+    ]
+    people = ("culprits", "odd", "undumped", "gone")
     return {
-        "ranks": verdict.ranks,
-        "dumped": verdict.dumped,
-        "missing": list(verdict.missing),
-        "groups": [
-            {
-                "frames": list(group.frames),
-                "ranks": [m.rank for m in group.members if m.rank is not None],
-                "hosts": sorted({m.node for m in group.members if m.node}),
-                "count": len(group.members),
-                "place": str(group.place),
-                "class": CLASSES[group.place],
-                "members": [_person(each) for each in group.members],
-                "threads": dict(group.threads),
-            }
-            for group in verdict.groups
-        ],
-        "is_hang": verdict.is_hang,
+        **{key: getattr(verdict, key) for key in ("ranks", "dumped", "missing", "is_hang", "summary", "todo")},
+        **{key: [person(each, "reason") for each in getattr(verdict, key)] for key in people},
         "class": verdict.cls,
-        "culprits": _people(verdict.culprits),
-        "summary": verdict.summary,
-        "odd": _people(verdict.odd),
-        "undumped": _people(verdict.undumped),
-        "gone": _people(verdict.gone),
+        "groups": groups,
         "others": dict(verdict.others),
-        "todo": list(verdict.todo),
         "hints": [hint.as_json() for hint in _hints(verdict)],
     }
-
-
-def _person(each: Culprit) -> dict[str, Any]:
-    return {"rank": each.rank, "host": each.node, "pid": each.pid}
-
-
-def _people(culprits: Sequence[Culprit]) -> list[dict[str, Any]]:
-    return [_person(each) | {"reason": each.reason} for each in culprits]
 
 
 def _hints(verdict: StackVerdict) -> tuple[Hint, ...]:
@@ -242,7 +217,6 @@ def _hints(verdict: StackVerdict) -> tuple[Hint, ...]:
 
 
 def _print(verdict: StackVerdict) -> None:
-
     people = (
         ("Suspects", verdict.culprits if len(verdict.culprits) > 1 else ()),
         ("Elsewhere than the others, which alone proves nothing", verdict.odd),

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import dedent
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -57,7 +57,7 @@ the release before is `ignored: ` with a warning, or `removed: `, with what to u
 
 
 class Value(click.ParamType[Any]):
-    """What `parse` makes of a word. Raises ValueError with a sentence for what is none."""
+    """What `parse` makes of a word. It raises ValueError with a sentence for what is none."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]):
         self.name, self.parse = name, parse
@@ -117,16 +117,10 @@ def _date(text: str) -> float:
         raise ValueError(f"{text!r} is not a date such as 2026-11-01 or 2026-11-01T06:00") from None
 
 
-FILE = click.Path(allow_dash=True)
-TYPES: dict[str, click.ParamType[Any]] = {
-    **{name: Value(name, _job) for name in ("J", "JOB")},
-    "TIME": Value("TIME", _seconds),
-    "NODE": Value("NODE", _nodes),
-    "KIND": Value("KIND", _kind),
-    "DATE": Value("DATE", _date),
-    "DIR": click.Path(file_okay=False),
-    **dict.fromkeys(("F", "FILE", "PATH", "TRACE", "F.tar.zst", "SCRIPT", "FILE|DIR"), FILE),
-}
+_PARSED = {"J": _job, "JOB": _job, "TIME": _seconds, "NODE": _nodes, "KIND": _kind, "DATE": _date}
+TYPES: dict[str, click.ParamType[Any]] = {name: Value(name, parse) for name, parse in _PARSED.items()}
+TYPES |= dict.fromkeys(("F", "FILE", "PATH", "TRACE", "F.tar.zst", "SCRIPT", "FILE|DIR"), click.Path(allow_dash=True))
+TYPES["DIR"] = click.Path(file_okay=False)
 """What a value is, by what it is called."""
 
 
@@ -153,9 +147,9 @@ def _parameter(row: str) -> click.Parameter:
     variable = re.search(r"\[\$(\w+)\]", text)
     more: dict[str, Any] = {} if default is None else {"default": default, "show_default": True}
     more |= {"multiple": bool(many), "envvar": variable and variable[1], "help": text}
-    return click.Option(
-        names.split(", "), type=kind, metavar=metavar, callback=_flat if metavar == "NODE" else None, **more
-    )
+    if metavar == "NODE":  # each is a list
+        more["callback"] = lambda _, __, given: tuple(dict.fromkeys(name for each in given for name in each))
+    return click.Option(names.split(", "), type=kind, metavar=metavar, **more)
 
 
 def _gone(context: click.Context, parameter: click.Parameter, given: object) -> None:
@@ -168,18 +162,13 @@ def _gone(context: click.Context, parameter: click.Parameter, given: object) -> 
         warn(f"Warning: {row['opts'][0]} was removed and has no effect; {todo}")
 
 
-def _flat(context: click.Context, parameter: click.Parameter, given: tuple[list[str], ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for each in given for name in each))
-
-
 def parameters(*specs: str) -> Iterator[click.Parameter]:
     """The options and arguments of some rows; a line that begins with a space continues the one before."""
     for row in re.sub(r"\n +", " ", "\n".join(dedent(spec).strip() for spec in specs)).split("\n"):
         yield _parameter(row)
 
 
-@dataclass(frozen=True)
-class ServicePaths:
+class ServicePaths(NamedTuple):
     """Where the service of this machine has its configuration and its socket, if no option says otherwise."""
 
     config: str = DEFAULT_CONFIG

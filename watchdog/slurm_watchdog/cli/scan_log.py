@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -87,7 +87,13 @@ def read_logs(files: Sequence[str], config: Config | None, at: str | None = None
     """What logs say, those of one job together."""
     if at is not None and parse_time(at, None) is None:
         raise Refusal([f"--at {at}: not a time; write it as 2024-05-01T12:00:00, or in seconds since 1970"])
-    settings = _settings(config)
+    settings = Settings(PhaseLimits())
+    if config is not None:
+        from slurm_watchdog.detect.collective_hang import CollectiveHang
+        from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
+
+        own = compile_patterns(config.jobs.progress_patterns)
+        settings = Settings(config.detectors.of(CollectiveHang), own)
     read = {path: read_file(path, partial(digest_of, path, settings)) for path in dict.fromkeys(files)}
     digests = {path: digest for path, (digest, _) in read.items() if digest is not None}
     paths = list(digests)
@@ -113,17 +119,6 @@ def read_logs(files: Sequence[str], config: Config | None, at: str | None = None
     )
 
 
-def _settings(config: Config | None) -> Settings:
-    """The detectors' of a configuration, their defaults without one."""
-    if config is None:
-        return Settings(PhaseLimits())
-    from slurm_watchdog.detect.collective_hang import CollectiveHang
-    from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
-
-    own = compile_patterns(config.jobs.progress_patterns)
-    return Settings(config.detectors.of(CollectiveHang), own)
-
-
 def digest_of(path: str, settings: Settings, blocks: Iterator[Block]) -> Digest:
     """What is kept of one file. Raises Unreadable for what is no text."""
     is_small = path != "-" and os.path.exists(path) and 0 < os.stat(path).st_size <= MARKDOWN_BYTES
@@ -146,7 +141,6 @@ def _written_at(path: str) -> float | None:
 
 
 def _print_logs(judged: RunReport, rows: Sequence[dict[str, Any]]) -> None:
-
     errors = [(os.path.basename(row["path"]), error) for row in rows for error in row["errors"]]
     also, is_well = judged.excerpts if judged.verdict is not None else [], judged.unread is None
     if judged.verdict is not None:
@@ -156,7 +150,9 @@ def _print_logs(judged: RunReport, rows: Sequence[dict[str, Any]]) -> None:
         )
     elif is_well:
         style, first = "green", _healthy_words(rows)
-        errors = [(path, error | {"role": "earlier"}) for path, error in errors if _is_of_a_node(error)]
+        # What a node can cause, and the run survived, or what is of an earlier run in the same log.
+        of_nodes = log_table().node_can_cause - log_table().consequences - OF_CHILDREN - SOFT
+        errors = [(path, error | {"role": "earlier"}) for path, error in errors if error["class"] in of_nodes]
     else:
         style, first, errors = "yellow", f"the run cannot be judged: {judged.unread}", []
     try_next = what_to_do(rows[0]["framework"]) if is_well and _is_blind(rows) else ""
@@ -189,8 +185,3 @@ def _ended_words(rows: Sequence[dict[str, Any]]) -> str:
             if error["role"] == "teardown" and (told or error["class"] in log_table().from_outside):
                 return f"; ended from outside (line {error['line']}): {log_table().means[error['class']]}"
     return ""
-
-
-def _is_of_a_node(error: Mapping[str, Any]) -> bool:
-    """Whether a node can cause an error that the run survived, or one of an earlier run in the same log."""
-    return error["class"] in log_table().node_can_cause - log_table().consequences - OF_CHILDREN - SOFT

@@ -71,3 +71,13 @@ def test_a_start_finds_the_last_good_checkpoint_that_an_order_has_named(tmp_path
     asyncio.run(starts())
     launcher.close()
     assert (tmp_path / "named").read_text().splitlines() == ["none", "/d/run/global step20", "none"]
+
+
+def test_the_end_of_a_child_that_is_not_known_yet_is_left_to_who_starts_it() -> None:
+    launcher = Launcher(("true",), Allocation(job_id="7", nodes=("n1",), batch_host="n1"), {"PATH": os.defpath})
+    with subprocess.Popen(["true"]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        launcher.ask.starting = 1
+        launcher.reap()
+        assert child.wait(10) == 0
+    launcher.close()

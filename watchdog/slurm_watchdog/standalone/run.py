@@ -291,15 +291,17 @@ async def _keep_agent(config: Config, job: LocalSlurm) -> None:
     with (Path(config.controller.state_directory) / "agent.log").open("ab") as lines:
         while True:
             fd = write_settings(settings)
+            job.launcher.ask.starting += 1
             try:
                 process = await asyncio.create_subprocess_exec(
                     *run_module("slurm_watchdog.agent"), str(fd), pass_fds=(fd,),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=lines, stderr=lines, start_new_session=True, preexec_fn=die_with_parent,
                 )  # fmt: skip
+                job.launcher.helpers.add(process.pid)
             finally:
+                job.launcher.ask.starting -= 1
                 os.close(fd)
-            job.launcher.helpers.add(process.pid)
             try:
                 code = await process.wait()
             except asyncio.CancelledError:

@@ -43,6 +43,7 @@ class JobQuestions:
 
     def __init__(self, job_id: str, environ: Mapping[str, str]):
         self._queue_id, self._environ = queue_id(job_id, environ), asking(environ)
+        self.starting = 0  # Children that are being started, and are not known yet: meanwhile no end is taken.
         self.helpers: set[int] = set()
         """Children of this process that are no part of the command: those that run now, and what others add."""
 
@@ -51,14 +52,17 @@ class JobQuestions:
         heard: Callable[[bytearray], None] | None = None,
     ) -> Answer:  # fmt: skip
         """Runs `argv`; its standard error goes nowhere. `heard` gets all of its output whenever there is more."""
+        self.starting += 1
         try:
             process = await asyncio.create_subprocess_exec(
                 *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL, env=environ or self._environ, start_new_session=True,
             )  # fmt: skip
+            self.helpers.add(process.pid)
         except OSError:
             return Answer(None, "")
-        self.helpers.add(process.pid)
+        finally:
+            self.starting -= 1
         output, code = bytearray(), None
         with contextlib.suppress(TimeoutError):
             async with timeout(deadline_s):

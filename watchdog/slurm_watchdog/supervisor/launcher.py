@@ -179,12 +179,17 @@ class Launcher:
         Raises OSError."""
         environ = await self.environment(placement, starts)
         environ |= {RESUME_FROM: resume_from} if resume_from else {}
-        with self.streams(starts) as (given, lines, errors, before):
-            process = await asyncio.create_subprocess_exec(
-                *self.command_line(placement), stdin=given, stdout=lines, stderr=errors, env=environ,
-                start_new_session=True, preexec_fn=before,
-            )  # fmt: skip
-        self.pid, self.steps, self.step_nodes, self._resolved = process.pid, (), frozenset(), set()
+        self.ask.starting += 1
+        try:
+            with self.streams(starts) as (given, lines, errors, before):
+                process = await asyncio.create_subprocess_exec(
+                    *self.command_line(placement), stdin=given, stdout=lines, stderr=errors, env=environ,
+                    start_new_session=True, preexec_fn=before,
+                )  # fmt: skip
+            self.pid = process.pid
+        finally:
+            self.ask.starting -= 1
+        self.steps, self.step_nodes, self._resolved = (), frozenset(), set()
         return process
 
     @contextlib.contextmanager
@@ -268,7 +273,7 @@ class Launcher:
         """Takes the end of one orphan that fell to us, if no child that is waited for has ended."""
         with contextlib.suppress(ChildProcessError):
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is not None and ended.si_pid not in {*self.helpers, self.pid}:
+            if ended is not None and not self.ask.starting and ended.si_pid not in {*self.helpers, self.pid}:
                 os.waitpid(ended.si_pid, os.WNOHANG)
 
     # ------------------------------------------------------------------------------------ look

@@ -33,9 +33,7 @@ class Announcement:
 
     phase: str
     at: float
-    step: int | None
-    line: str
-    source: str
+    event: Event
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class Phases:
         """A line of a log says that a phase begins. `main`: the counter of the steps, as far as it was read."""
         assert event.phase is not None
         who = (node, event.source, event.rank)
-        said = Announcement(event.phase, at, event.step, event.line, event.source)
+        said = Announcement(event.phase, at, event)
         before = self._open.get(who)
         if self._heard.get(who, at) > at or self._has_ended(who, said):
             self._note_past(_Span(event.phase, at, at, float("inf")))
@@ -192,14 +190,14 @@ class Phases:
 
 def _is_of(step: int | None, at: float, said: Announcement) -> bool:
     """Whether a checkpoint of this step, complete at that moment, is the one that was announced."""
-    return at > said.at + AFTER_S and (step is None or said.step is None or step >= said.step)
+    return at > said.at + AFTER_S and (step is None or said.event.step is None or step >= said.event.step)
 
 
 def _is_end_of(who: Announcer, step: int | None, announcer: Announcer, said: Announcement) -> bool:
     """Whether an end line of `who` is about what the announcer said: the same file, and the same rank as far as both
     name one; of no earlier step."""
     same_rank = who[2] is None or announcer[2] is None or who[2] == announcer[2]
-    earlier = step is not None and said.step is not None and step < said.step
+    earlier = step is not None and said.event.step is not None and step < said.event.step
     return who[:2] == announcer[:2] and same_rank and not earlier
 
 
@@ -208,4 +206,4 @@ def _is_passed(clock: CounterClock, said: Announcement) -> bool:
     if not clock.is_step:
         return clock.rose_at > said.at + NEAR_S
     looks = sum(1 for rose_at, _ in clock.rises if rose_at > said.at)
-    return looks >= LOOKS_OF_STEPS or (looks > 0 and said.step is not None and clock.step > said.step)
+    return looks >= LOOKS_OF_STEPS or (looks > 0 and said.event.step is not None and clock.step > said.event.step)

@@ -56,7 +56,7 @@ def job_view(
         processes=process_views(run, now),
         progress=_progress(run, said, now),
         phase=said.phase if said else None,
-        announced=None if said is None else picked(Announced, said, age_s=now - said.at),
+        announced=None if said is None else picked(Announced, said.event, age_s=now - said.at),
         log=log_view(run, now),
         checkpoint=Checkpoint(step=run.checkpoint[0], age_s=now - run.checkpoint[1]) if run.checkpoint else None,
         snapshots=snapshot_views(run, now),

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.identity.tls import reason_of
-
-if TYPE_CHECKING:
-    from slurm_watchdog.wire.http_server import Server
 
 HANDSHAKE_S = 10.0  # For a whole handshake: two round trips and some milliseconds of computing.
 MAX_HANDSHAKE = 64 * 1024  # Bytes that a client may send for it; a chain of three certificates has about 4 KiB.
@@ -28,6 +25,17 @@ PEER_FIELDS = ("subject", "subjectAltName")  # What of a certificate is shown to
 KNOWN: Final[dict[str, Any]] = {}
 
 
+class Port(Protocol):
+    """What owns the connections: http_server.Server, which imports this module."""
+
+    secured: set[TlsConnection]
+
+    def opened(self, address: str) -> bool: ...
+    def closed(self, address: str) -> None: ...
+    def count_refused(self, reason: str, address: str) -> None: ...
+    def lag_s(self, since: float) -> float: ...
+
+
 class TlsConnection(asyncio.Protocol):
     """One client. To `inner` it is the transport, once the client has proven who it is."""
 
@@ -37,7 +45,7 @@ class TlsConnection(asyncio.Protocol):
         "peer",
     )  # fmt: skip
 
-    def __init__(self, inner: asyncio.Protocol, context: ssl.SSLContext, port: Server):
+    def __init__(self, inner: asyncio.Protocol, context: ssl.SSLContext, port: Port):
         self._inner = inner
         self._port = port
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

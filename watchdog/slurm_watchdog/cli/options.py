@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from textwrap import dedent
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -163,9 +162,17 @@ def _gone(context: click.Context, parameter: click.Parameter, given: object) -> 
 
 
 def parameters(*specs: str) -> Iterator[click.Parameter]:
-    """The options and arguments of some rows; a line that begins with a space continues the one before."""
-    for row in re.sub(r"\n +", " ", "\n".join(dedent(spec).strip() for spec in specs)).split("\n"):
-        yield _parameter(row)
+    """The options and arguments of some rows; a line that is further to the right continues the one before."""
+    rows: list[str] = []
+    for spec in specs:
+        lines = [line for line in spec.split("\n") if line.strip()]
+        margin = len(lines[0]) - len(lines[0].lstrip())
+        for line in lines:
+            if line[margin] == " ":
+                rows[-1] += f" {line.strip()}"
+            else:
+                rows.append(line.strip())
+    return map(_parameter, rows)
 
 
 class ServicePaths(NamedTuple):

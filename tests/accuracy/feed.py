@@ -18,9 +18,9 @@ from slurm_watchdog.agent.logs.log_file import condense, make_event
 from slurm_watchdog.model.observations import Event, EventKind, Gpu, LogFile, NodeEvent, Process
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmView
-from slurm_watchdog.parse.kernel_log.line import parse_kernel_line
-from slurm_watchdog.parse.training_log.fact import LogFact
+from slurm_watchdog.parse.kernel_log.file import parse_kernel_line
 from slurm_watchdog.parse.training_log.line import parse_line
+from slurm_watchdog.parse.training_log.text import LogFact
 from tests.accuracy.world import INTERVAL_S, Said
 
 Line = dict[str, Any]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from slurm_watchdog.knowledge.kernel_user_text import USER_TEXT
+from slurm_watchdog.knowledge.kernel_signatures import USER_TEXT
 from slurm_watchdog.parse.kernel_log.line import (
     parse_message,
 )

@@ -26,7 +26,7 @@ from slurm_watchdog.controller.health.job import HealthInputs
 from slurm_watchdog.controller.incidents.judge import OpenIncidents
 from slurm_watchdog.controller.policy.access import STRANGER, Operators, Person
 from slurm_watchdog.controller.state.evidence_collection import Collected
-from slurm_watchdog.diagnose.diagnosis import Diagnosis
+from slurm_watchdog.diagnose.job import Diagnosis
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, ActionEnd, Decision, Operation, OperationOutcome, Verdict
 from slurm_watchdog.model.documents import Delivery, Waiting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from slurm_watchdog.parse.stacks.dump import Dump
+from slurm_watchdog.parse.stacks.headers import Dump
 from slurm_watchdog.parse.stacks.text import parse_stacks
 
 # fmt: off

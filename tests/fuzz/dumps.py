@@ -43,8 +43,8 @@ from slurm_watchdog.model.observations import Resource, Role
 from slurm_watchdog.nodetest.judge import Fault, Figure, Line, measured, parse_line
 from slurm_watchdog.parse.error_file import parse_error_file, parse_fatal_error
 from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
+from slurm_watchdog.parse.kernel_log.file import parse_record, readable
 from slurm_watchdog.parse.kernel_log.line import is_interesting, parse_message
-from slurm_watchdog.parse.kernel_log.prefix import parse_record, readable
 from slurm_watchdog.parse.nccl_ras import parse_ras
 from slurm_watchdog.parse.stacks.py_spy_json import why_broken
 from slurm_watchdog.parse.stacks.text import parse_stacks

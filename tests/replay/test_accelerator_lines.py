@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from slurm_watchdog.knowledge.kernel_user_text import USER_TEXT, UserText
+from slurm_watchdog.knowledge.kernel_signatures import USER_TEXT, UserText
 from slurm_watchdog.model.incidents import Incident, Severity
 from slurm_watchdog.replay.player import Outcome
 from tests.builders.forged_kernel_lines import CAPTURES, SAMPLES, forged

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.links import WAITED_LEAST, WAITED_TIMES, facts_of, stand_out
 from slurm_watchdog.detect import slow_job, slow_node
 from slurm_watchdog.detect.slow_job import SlowJob
-from slurm_watchdog.diagnose.everybody_waits import links_said
+from slurm_watchdog.diagnose.recorded_collectives import links_said
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.node_view import LinkView, NodeView

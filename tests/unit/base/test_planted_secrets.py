@@ -41,7 +41,7 @@ from slurm_watchdog.notify.notification import Notice, Topic
 from slurm_watchdog.notify.programs import alerts_json, event_json
 from slurm_watchdog.notify.slack_messages import card
 from slurm_watchdog.parse.kernel_log.line import parse_message
-from slurm_watchdog.parse.training_log.fact import LogFact
+from slurm_watchdog.parse.training_log.text import LogFact
 from slurm_watchdog.wire.redact_values import mask_words, masked
 from tests.builders.evidence_rows import add_evidence
 from tests.builders.notices import SITE

@@ -24,7 +24,7 @@ from slurm_watchdog.controller.state import evidence_collection
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.evidence_collection import Collected, follows, processes_of
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.diagnose.diagnosis import Diagnosis
+from slurm_watchdog.diagnose.job import Diagnosis
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, Decision, Fence, OperationOutcome, Verdict
 from slurm_watchdog.model.cluster_view import ClusterView, JobView

@@ -14,7 +14,7 @@ from slurm_watchdog.controller.state.links import Links
 from slurm_watchdog.detect import slow_node
 from slurm_watchdog.detect.link_fault import detect
 from slurm_watchdog.detect.slow_job import SlowJob
-from slurm_watchdog.diagnose.everybody_waits import with_links
+from slurm_watchdog.diagnose.recorded_collectives import with_links
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Finding, Severity, Truth
 from slurm_watchdog.model.node_view import LinkView, NodeView, Rise

@@ -20,7 +20,7 @@ from slurm_watchdog.cli.main import main
 from slurm_watchdog.diagnose.stacks.case import Options
 from slurm_watchdog.diagnose.stacks.ranks import RankAssignment, assign_ranks
 from slurm_watchdog.diagnose.stacks.verdict import StackVerdict, diagnose_dumps
-from slurm_watchdog.parse.stacks.dump import Dump
+from slurm_watchdog.parse.stacks.headers import Dump
 from slurm_watchdog.parse.stacks.text import parse_stacks
 from tests.builders.stacks import (
     BACKWARD,

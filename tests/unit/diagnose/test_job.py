@@ -6,8 +6,7 @@ import pytest
 
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall
-from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
-from slurm_watchdog.diagnose.job import diagnose
+from slurm_watchdog.diagnose.job import Diagnosis, JobEvidence, diagnose
 from slurm_watchdog.model.cluster_view import (
     FilesystemView,
     JobView,

@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from slurm_watchdog.cli.files import read_kernel_logs
-from slurm_watchdog.diagnose.kernel_log.block_scan import KernelScan
-from slurm_watchdog.diagnose.kernel_log.verdict import JudgedLine, judge_file
+from slurm_watchdog.diagnose.kernel_log.verdict import JudgedLine, KernelScan, judge_file
 
 CAPTURES = Path(__file__).parents[2] / "captures/kernel"
 SEVERITIES = ("nothing", "info", "warning", "error", "critical")

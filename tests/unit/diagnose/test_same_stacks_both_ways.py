@@ -27,8 +27,7 @@ from hypothesis import strategies as st
 from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.collective_hang import hang_finding as judge_live
-from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
-from slurm_watchdog.diagnose.job import diagnose
+from slurm_watchdog.diagnose.job import Diagnosis, JobEvidence, diagnose
 from slurm_watchdog.diagnose.stacks.case import Options
 from slurm_watchdog.diagnose.stacks.verdict import diagnose_dumps
 from slurm_watchdog.model.cluster_view import JobView

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_watchdog.knowledge.checkpoint_options import MAX_DIRECTORIES, OPTIONS, directories_in, kill_switch_in
+from slurm_watchdog.knowledge.trainer_options import MAX_DIRECTORIES, OPTIONS, directories_in, kill_switch_in
 
 CASES = [
     ("python pretrain_gpt.py --bf16 --save /ckpt/gpt --save-interval 500 --load /other", ["/ckpt/gpt"]),

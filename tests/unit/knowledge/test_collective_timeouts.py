@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_watchdog.agent.workers.request_types import IdentifyProcesses
-from slurm_watchdog.knowledge.collective_timeouts import (
+from slurm_watchdog.knowledge.trainer_options import (
     MAX_S,
-    NAMES,
     NCCL_DEFAULT_S,
-    OPTIONS,
+    READ_VARIABLES,
+    TIMEOUT_OPTIONS,
     VARIABLES,
     Timeout,
     timeout_in,
@@ -43,7 +43,7 @@ def test_an_option_of_the_trainer_says_it(line: str, seconds: float) -> None:
 
 def test_every_option_of_the_table_has_a_case() -> None:
     told = " ".join(line for line, _ in CASES).replace("-", "_")
-    assert [name for _, name, _ in OPTIONS if name not in told] == []
+    assert [name for _, name, _ in TIMEOUT_OPTIONS if name not in told] == []
 
 
 def test_a_variable_says_it_where_no_option_does() -> None:
@@ -90,7 +90,7 @@ def test_nonsense_says_nothing(words: list[str]) -> None:
 
 
 @given(
-    st.dictionaries(st.sampled_from(sorted(NAMES)), st.text(max_size=12)),
+    st.dictionaries(st.sampled_from(sorted(READ_VARIABLES)), st.text(max_size=12)),
     st.lists(st.text(max_size=30), max_size=6),
 )
 def test_whatever_stands_there_a_time_out_is_positive_and_bounded(environ: dict[str, str], words: list[str]) -> None:

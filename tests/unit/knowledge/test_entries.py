@@ -32,7 +32,7 @@ def test_parse_entries_takes_values_as_they_stand_and_blanks_in_quotes() -> None
 
 
 def test_read_rows_joins_alternatives_and_puts_parts_in() -> None:
-    rows = read_rows({"site.conf": GOOD}, {"log": log_row})
+    rows = read_rows(GOOD, "site.conf", {"log": log_row})
     assert rows.problems == ()
     (row,) = rows.of("log")
     assert row.signature.regex.pattern == r"ACME: no licence for rank (?P<rank>\d+)|ACME: licence lost"
@@ -50,7 +50,7 @@ consequence: perhaps
 group: unheard_of
 [lgo x]
 """
-    found = read_rows({"a.conf": text}, {"log": log_row}).problems
+    found = read_rows(text, "a.conf", {"log": log_row}).problems
     for place, words in (
         ("a.conf:1: ", "neither a header"),
         ("a.conf:2: [log Bad Name]: ", "a name has lower-case letters"),

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.knowledge.entries import Entry, Rows, read_rows, shown
+from slurm_watchdog.knowledge.entries import DATA, Entry, Rows, read_rows, shown
 from slurm_watchdog.knowledge.kernel_signatures import kernel_row
 from slurm_watchdog.knowledge.launcher_exits import ending_of, ending_row
 from slurm_watchdog.knowledge.log_signatures import SIGNATURES, log_row
 from slurm_watchdog.knowledge.progress_patterns import PATTERNS, SIGNS, progress_row, sign_row
-from slurm_watchdog.knowledge.shipped import DATA
 from slurm_watchdog.knowledge.stack_frames import CLASSES, FRAMES, NATIVE, THREADS
 from slurm_watchdog.knowledge.stack_frames import READERS as FRAME_READERS
 from slurm_watchdog.knowledge.xids import XIDS, nvlink_row, xid_row
@@ -37,7 +36,7 @@ def shipped() -> Rows:
     """Of all files, each read for itself: they share no parts."""
     by_kind: dict[str, list[tuple[Entry, Any]]] = {}
     for path in sorted(DATA.glob("*.conf")):
-        rows = read_rows({path.name: path.read_text()}, READERS)
+        rows = read_rows(path.read_text(), path.name, READERS)
         assert rows.problems == ()
         for kind, found in rows.by_kind.items():
             by_kind.setdefault(kind, []).extend(found)

@@ -9,8 +9,8 @@ import pytest
 from slurm_watchdog.base.regex_cost import SEEN_CHARS
 from slurm_watchdog.diagnose.stacks.places import place_of
 from slurm_watchdog.knowledge import site_rows
+from slurm_watchdog.knowledge.entries import shipped_parts
 from slurm_watchdog.knowledge.log_signatures import log_table
-from slurm_watchdog.knowledge.shipped import shipped_parts
 from slurm_watchdog.knowledge.site_files import MAX_ROWS, SiteText, read_site
 from slurm_watchdog.knowledge.site_rows import SiteRows
 from slurm_watchdog.knowledge.stack_frames import Place

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_watchdog.knowledge.entries import read_shipped
 from slurm_watchdog.knowledge.log_signatures import SIGNATURES
-from slurm_watchdog.knowledge.shipped import read_shipped
 from slurm_watchdog.knowledge.xids import XIDS, describe_xid, nvlink_row, xid_row
 from slurm_watchdog.model.observations import FaultSeverity
 

@@ -33,9 +33,8 @@ from slurm_watchdog.parse.training_log.block_scan import (
     needles_in_force,
     scan,
 )
-from slurm_watchdog.parse.training_log.fact import LogFact
 from slurm_watchdog.parse.training_log.line import parse_line
-from slurm_watchdog.parse.training_log.text import has_needle
+from slurm_watchdog.parse.training_log.text import LogFact, has_needle
 
 Facts = list[tuple[str, LogFact]]
 
@@ -103,6 +102,7 @@ LINES = st.one_of(st.sampled_from([*REAL, *CAPTURED]), st.lists(PARTS, max_size=
 @example(CAPTURED)
 @example([b"x" * 4094 + b"\x1b]0;", b"RuntimeError: CUDA error: \x1b]0;title\x07 x"])
 @example([b"a" * 4090 + b"\x1b[31merror step 5/10"])
+@example([b"\x1b[31mRuntimeError: CUDA error\x1b]0;title\x07"])
 def test_a_block_says_what_its_lines_say_one_by_one(lines: list[bytes]) -> None:
     block = b"\n".join(lines) + b"\n"
     assert repr(scan(block).facts) == repr(line_by_line(block))  # nan is not itself

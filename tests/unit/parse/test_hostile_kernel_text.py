@@ -10,9 +10,8 @@ import yaml
 from slurm_watchdog.agent.collectors.kernel_log import KernelLogReader
 from slurm_watchdog.agent.proc.kmsg import KmsgFile
 from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.diagnose.kernel_log.block_scan import KernelScan
-from slurm_watchdog.diagnose.kernel_log.verdict import judge_file
-from slurm_watchdog.knowledge.kernel_user_text import USER_TEXT, UserText
+from slurm_watchdog.diagnose.kernel_log.verdict import KernelScan, judge_file
+from slurm_watchdog.knowledge.kernel_signatures import USER_TEXT, UserText
 from slurm_watchdog.model.observations import NodeEvent
 from tests.builders.forged_kernel_lines import CAPTURES, SAMPLES, forged
 

@@ -6,20 +6,17 @@ import re
 
 import pytest
 
-from slurm_watchdog.knowledge.entries import parse_entries, parts_of
-from slurm_watchdog.knowledge.kernel_signatures import SIGNATURES, Signature
-from slurm_watchdog.knowledge.kernel_user_text import USER_TEXT, UserText
-from slurm_watchdog.knowledge.shipped import DATA
+from slurm_watchdog.knowledge.entries import DATA, parse_entries, parts_of
+from slurm_watchdog.knowledge.kernel_signatures import SIGNATURES, USER_TEXT, Signature, UserText
 from slurm_watchdog.model.observations import FaultSeverity
+from slurm_watchdog.parse.kernel_log.file import parse_kernel_line, parse_record, readable, split_line
 from slurm_watchdog.parse.kernel_log.line import (
     FREE_GATES,
     MAX_LINE,
     KernelFact,
     is_interesting,
-    parse_kernel_line,
     parse_message,
 )
-from slurm_watchdog.parse.kernel_log.prefix import parse_record, readable, strip_prefix
 from tests.builders.forged_kernel_lines import SAMPLES, Case, captured, fields_of, forgeries, signature_cases
 
 PCI = parts_of(parse_entries((DATA / "kernel_signatures.conf").read_text(), "")[0])["PCI"]
@@ -136,8 +133,9 @@ def test_colours_of_a_terminal_are_not_in_the_way() -> None:
 
 
 def test_a_program_is_not_the_kernel() -> None:
-    assert strip_prefix("11,1,1,-;NVRM: Xid") is None
-    assert strip_prefix("Sep 19 02:29:46 n kernel: [1.0] NVRM: x") == "NVRM: x"
+    assert split_line("11,1,1,-;NVRM: Xid") is None
+    found = split_line("Sep 19 02:29:46 n kernel: [1.0] NVRM: x")
+    assert found is not None and found.text == "NVRM: x"
 
 
 HOSTILE = ["NVRM: The NVIDIA GPU 0000:18:00.0 " + "NVRM: " * 600 + "fallen off the bu", "a" * 4000, "0000:" * 800, "nfs: server " + "x" * 4000, "LustreError: " + "rc = " * 800, "[" * 4000, "NVRM: " + "GPU " * 900,

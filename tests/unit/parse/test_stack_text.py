@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from slurm_watchdog.diagnose.stacks.ranks import assign_ranks
 from slurm_watchdog.diagnose.stacks.verdict import diagnose_dumps
-from slurm_watchdog.parse.stacks.dump import Dump
 from slurm_watchdog.parse.stacks.frame_lines import parse_frame
 from slurm_watchdog.parse.stacks.headers import (
+    Dump,
     DumpHeader,
     header_of_command,
     header_of_file,

@@ -15,7 +15,7 @@ from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import size
-from slurm_watchdog.knowledge.slurm_groups import step_of_group
+from slurm_watchdog.knowledge.launchers import step_of_group
 from slurm_watchdog.model.cluster_view import READ_LATER_S, ClusterView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.node_view import NodeView, SeenUsage

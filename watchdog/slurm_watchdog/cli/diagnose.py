@@ -25,7 +25,7 @@ from slurm_watchdog.cli.terminal import sentence, show
 from slurm_watchdog.diagnose.logs.digest import Collector
 from slurm_watchdog.diagnose.logs.tracebacks import find_errors
 from slurm_watchdog.model.documents import DiagnosisProgress, JobRequest
-from slurm_watchdog.parse.kernel_log.prefix import is_kernel_log
+from slurm_watchdog.parse.kernel_log import is_kernel_log
 from slurm_watchdog.parse.stacks.text import parse_stacks
 from slurm_watchdog.parse.text_input import Unreadable, read_start, text_of
 

@@ -20,8 +20,7 @@ from slurm_watchdog.cli.terminal import sentence, show
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
-    from slurm_watchdog.diagnose.kernel_log.block_scan import KernelScan
-    from slurm_watchdog.diagnose.kernel_log.verdict import JudgedLine, KernelVerdict
+    from slurm_watchdog.diagnose.kernel_log.verdict import JudgedLine, KernelScan, KernelVerdict
     from slurm_watchdog.model.collective_records import CollectiveRecord
     from slurm_watchdog.parse.text_input import Block
 
@@ -89,7 +88,7 @@ def files_in(paths: Sequence[str], problems: list[str]) -> Iterator[tuple[str, s
 
 def read_kernel_logs(paths: Sequence[str]) -> Answer:
     """What the kernel reported in each file."""
-    from slurm_watchdog.diagnose.kernel_log.block_scan import KernelScan
+    from slurm_watchdog.diagnose.kernel_log.verdict import KernelScan
 
     found: list[tuple[str, KernelVerdict]] = []
     unread = damaged = False

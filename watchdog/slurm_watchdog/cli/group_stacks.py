@@ -16,15 +16,13 @@ from slurm_watchdog.cli.files import MAX_FILES, configured, files_in
 from slurm_watchdog.cli.options import EXIT_USAGE, JSON, KNOWLEDGE, Answer, Asked, Refusal, command, warn
 from slurm_watchdog.cli.terminal import advice, show
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.diagnose.stacks.case import Options
+from slurm_watchdog.diagnose.stacks.case import Options, parse_topology
 from slurm_watchdog.diagnose.stacks.sentences import culprit_words
-from slurm_watchdog.diagnose.stacks.topology import parse_topology
 from slurm_watchdog.diagnose.stacks.verdict import StackVerdict, diagnose_dumps
 from slurm_watchdog.knowledge.remediation_hints import Hint, hints_for
 from slurm_watchdog.knowledge.stack_frames import CLASSES
 from slurm_watchdog.model.incidents import Culprit
-from slurm_watchdog.parse.stacks.dump import Dump
-from slurm_watchdog.parse.stacks.headers import header_of_file
+from slurm_watchdog.parse.stacks.headers import Dump, header_of_file
 from slurm_watchdog.parse.stacks.py_spy_json import why_broken
 from slurm_watchdog.parse.stacks.text import parse_stacks
 from slurm_watchdog.parse.text_input import Unreadable, read_start, text_of

@@ -13,17 +13,17 @@ from slurm_watchdog.cli import options
 from slurm_watchdog.cli.files import configured, files_in, read_file, read_kernel_logs
 from slurm_watchdog.cli.options import Answer, Asked, Refusal, command, warn
 from slurm_watchdog.cli.terminal import show
+from slurm_watchdog.diagnose.logs.case import OF_CHILDREN, SOFT
 from slurm_watchdog.diagnose.logs.digest import Collector, Digest
 from slurm_watchdog.diagnose.logs.grouping import group
 from slurm_watchdog.diagnose.logs.report import RunReport, Settings, judge_job
-from slurm_watchdog.diagnose.logs.survived import OF_CHILDREN, SOFT
-from slurm_watchdog.diagnose.logs.timestamps import parse_time
 from slurm_watchdog.diagnose.logs.verdict import TOLD_TO_END
 from slurm_watchdog.knowledge.frameworks import what_to_do
 from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.knowledge.log_signatures import log_table
-from slurm_watchdog.parse.kernel_log.prefix import is_kernel_log
+from slurm_watchdog.parse.kernel_log import is_kernel_log
 from slurm_watchdog.parse.text_input import Block, Unreadable, is_text
+from slurm_watchdog.parse.timestamps import parse_time
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config

@@ -84,7 +84,7 @@ def put_in_force(texts: Sequence[SiteText]) -> None:
 
 
 def _rows_of(texts: Sequence[SiteText]) -> tuple[SiteRows, list[str]]:
-    from slurm_watchdog.knowledge.shipped import shipped_parts
+    from slurm_watchdog.knowledge.entries import shipped_parts
     from slurm_watchdog.knowledge.site_files import read_site
 
     return read_site(texts, shipped_parts())

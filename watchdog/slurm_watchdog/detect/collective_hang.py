@@ -44,8 +44,6 @@ from slurm_watchdog.analysis.progress_limit import (
 from slurm_watchdog.analysis.rank_activity import is_quiet, loop_state
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec
-from slurm_watchdog.diagnose.everybody_waits import LOOK_EVERY_S, all_wait, with_everybody
-from slurm_watchdog.diagnose.hang_cause import with_kill, with_logged_cause
 from slurm_watchdog.diagnose.hang_findings import (
     error_window_s,
     facts_of,
@@ -55,8 +53,10 @@ from slurm_watchdog.diagnose.hang_findings import (
     proven_finding,
     spinning_finding,
     standing_alone,
+    with_kill,
+    with_logged_cause,
 )
-from slurm_watchdog.diagnose.recorded_collectives import with_other_sources
+from slurm_watchdog.diagnose.recorded_collectives import LOOK_EVERY_S, all_wait, with_everybody, with_other_sources
 from slurm_watchdog.diagnose.stacks.spinning import is_named_waiting, keeps_the_lock, where
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.knowledge.limits import PhaseLimits, span

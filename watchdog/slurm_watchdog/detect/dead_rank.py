@@ -23,8 +23,7 @@ from slurm_watchdog.analysis.job_state import (
     not_ended,
 )
 from slurm_watchdog.detect.spec import BROKEN, DetectorSpec, each_job
-from slurm_watchdog.diagnose.logs.own_words import facts_of_ends
-from slurm_watchdog.diagnose.logs.root_cause import failed_first, how_they_ended, last_error_before_end
+from slurm_watchdog.diagnose.logs.root_cause import facts_of_ends, failed_first, how_they_ended, last_error_before_end
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, RankGpu
 from slurm_watchdog.model.incidents import Finding, IncidentKind
 

@@ -35,8 +35,7 @@ from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.dead_rank import last_sentences
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec
 from slurm_watchdog.diagnose.culprit_words import describe, describe_all
-from slurm_watchdog.diagnose.logs.own_words import facts_of_ends
-from slurm_watchdog.diagnose.logs.root_cause import failed_first, how_they_ended
+from slurm_watchdog.diagnose.logs.root_cause import facts_of_ends, failed_first, how_they_ended
 from slurm_watchdog.diagnose.stacks.sentences import group_words
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.knowledge.limits import PhaseLimits, span

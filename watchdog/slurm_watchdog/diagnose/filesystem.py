@@ -16,12 +16,8 @@ FLUSH_CALLS = frozenset({"fsync", "fdatasync", "syncfs", "sync", "sync_file_rang
 FLUSH_PATIENCE_S = 1800.0
 """One such call writes all that is dirty, and a checkpoint may take half an hour (case book): where the filesystem
 answers on the node, it is let run so long."""
-
-
 PROBED_PEERS = 4  # How many other nodes are asked: enough for a vote, few enough not to load a filesystem in trouble.
 PROBED_USERS = 4  # As so many of the users whose processes are blocked, those blocked longest.
-
-
 ANSWER_COUNTS_FOR_S = 120.0  # An answer older than this clears no one: in trouble every node is asked again every 15 s.
 FAILURE_COUNTS_FOR_S = 600.0
 """A node that gave no answer counts so long, unless it is asked again: then it was rebooted or taken out."""
@@ -112,8 +108,7 @@ def _scope(blocked: set[str], answers: _Answers) -> Scope:
 
 
 def _common(scopes: list[Scope], blocked: set[str]) -> Scope:
-    """What holds for several users: an outage that only some of them see is not the others'. None of them is
-    restarted on a guess."""
+    """What holds for several users: an outage that only some see is not the others'. None is restarted on a guess."""
     if len(set(scopes)) == 1 and scopes[0] is not Scope.UNKNOWN:
         return scopes[0]
     if scopes.count(Scope.OUTAGE) >= 2:
@@ -125,8 +120,7 @@ def _common(scopes: list[Scope], blocked: set[str]) -> Scope:
 
 
 def probes_wanted(view: ClusterView, filesystem: FilesystemView) -> tuple[MountProbeRequest, ...]:
-    """Asks the node itself and a few others of the same jobs (or, for a job on one node, any others), as each
-    of the users concerned."""
+    """Asks the node itself and a few others of its jobs (for a job on one node, any others), as each user concerned."""
     if not filesystem.blocked:
         return ()
     longest = sorted(filesystem.blocked, key=lambda p: (-blocked_call(p).seconds, p.node, p.process.pid))

@@ -16,8 +16,7 @@ MAX_FACT = 2000  # Characters of one fact.
 
 
 def incident_hints(kind: str, summary: str, facts: Iterable[str], own: Hint | None = None) -> tuple[Hint, ...]:
-    """At most `MAX_HINTS`: first of the errors that the summary and the facts quote, then of the kind of
-    incident, `own` last."""
+    """At most `MAX_HINTS`: of the errors that summary and facts quote, then of the kind of incident, `own` last."""
     quoted = [summary[:MAX_FACT]]
     for fact in facts:
         if len(quoted) > MAX_FACTS:

@@ -14,30 +14,65 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.job_state import has_ended, not_ended, with_what_holds
 from slurm_watchdog.analysis.progress_limit import KNOWN_PHASES, Limit, limit_by_stacks, nobody_answers
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.diagnose import filesystem as storage
 from slurm_watchdog.diagnose.culprit_words import describe_all, what_they_do
-from slurm_watchdog.diagnose.diagnosis import Diagnosis, FilesystemVerdict, JobEvidence
-from slurm_watchdog.diagnose.filesystem import (
-    FLUSH_CALLS,
-    FLUSH_PATIENCE_S,
-    Assessment,
-    Scope,
-    assess,
-    blocked_call,
-    call_words,
-)
-from slurm_watchdog.diagnose.filesystem import culprits as blocked_culprits
+from slurm_watchdog.diagnose.filesystem import Assessment, Scope
 from slurm_watchdog.diagnose.logs.root_cause import failed_first
-from slurm_watchdog.diagnose.outliers import compare
+from slurm_watchdog.diagnose.outliers import Difference, RankFacts, compare
 from slurm_watchdog.diagnose.recorded_collectives import weigh
 from slurm_watchdog.diagnose.stacks.sentences import class_word
 from slurm_watchdog.diagnose.stacks.vote import Vote, VoteGroup, vote
 from slurm_watchdog.knowledge.limits import PhaseLimits
-from slurm_watchdog.knowledge.remediation_hints import MAX_HINTS, hints_for
+from slurm_watchdog.knowledge.remediation_hints import MAX_HINTS, Hint, hints_for
 from slurm_watchdog.knowledge.stack_frames import Place
-from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, ProcessView, Progress
+from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, ProcessView, Progress, StackSnapshot
+from slurm_watchdog.model.collective_records import RecordSet
 from slurm_watchdog.model.evidence import LockWait
 from slurm_watchdog.model.incidents import Culprit, IncidentKind
 from slurm_watchdog.model.observations import Role
+
+
+class FilesystemVerdict(Struct):
+    """One filesystem on which processes of the job wait."""
+
+    mount: str
+    scope: str  # `outage`, `one_node`, `one_file`, `lock` or `unknown`.
+    summary: str
+    blocked: tuple[Culprit, ...] = ()
+    answering: tuple[str, ...] = ()
+    unanswering: tuple[str, ...] = ()
+
+
+class Diagnosis(Struct):
+    """What is to be said about one job."""
+
+    job_id: str
+    is_hang: bool | None  # None: nothing can be said.
+    kind: str  # Name of what is wrong, as detectors have it; `progressing`, `busy` or `unknown` otherwise.
+    summary: str
+    lacks: str = ""  # Why no rank is identified, in a few words.
+    culprits: tuple[Culprit, ...] = ()
+    ranks: int = 0
+    groups: tuple[VoteGroup, ...] = ()
+    undumped: tuple[Culprit, ...] = ()  # Ranks without a stack, each with the reason.
+    missing: tuple[int, ...] = ()  # Ranks of which nothing came at all.
+    differences: tuple[Difference, ...] = ()
+    filesystems: tuple[FilesystemVerdict, ...] = ()
+    stack_class: str = ""
+    """What those who keep the others waiting do, in the words of `group-stacks`: dataloader, lock, filesystem."""
+    hints: tuple[Hint, ...] = ()  # What it usually is, and what to try: never the verdict.
+
+
+class JobEvidence(Struct):
+    """What was collected of one job."""
+
+    snapshots: tuple[StackSnapshot, ...] = ()  # Oldest first.
+    facts: tuple[RankFacts, ...] = ()  # Of each rank, for comparing them.
+    settings: Mapping[str, Mapping[str, str]] = {}  # Node -> name -> value.
+    locks: Mapping[tuple[str, int], LockWait] = {}  # (node, pid) -> the file lock that the process waits for.
+    collectives: tuple[RecordSet, ...] = ()  # What ranks recorded of their collectives, since the last step.
+    silent: Mapping[str, str] = {}  # Nodes that gave no evidence, with the reason.
+
 
 BLOCKED_S = 10.0  # In one call on one file: shorter waits belong to ordinary writing.
 STEP_FACTOR = 2.0
@@ -115,7 +150,6 @@ def _without_stopped(groups: Sequence[VoteGroup], living: Sequence[ProcessView])
 
 
 def _weighed(named: Diagnosis, job: JobView, gathered: JobEvidence) -> Diagnosis:
-    """A hang with what its ranks recorded of their collectives."""
     if not named.is_hang or named.kind != IncidentKind.COLLECTIVE_HANG:
         return named
     weighed = weigh(named.culprits, job.ranks, gathered.collectives, gathered.snapshots)
@@ -123,13 +157,7 @@ def _weighed(named: Diagnosis, job: JobView, gathered: JobEvidence) -> Diagnosis
     return replace(named, culprits=weighed.culprits, summary=summary)
 
 
-def _verdict(
-    job: JobView,
-    base: Diagnosis,
-    voted: Vote,
-    living: Sequence[ProcessView],
-    bounds: _Bounds,
-) -> Diagnosis:
+def _verdict(job: JobView, base: Diagnosis, voted: Vote, living: Sequence[ProcessView], bounds: _Bounds) -> Diagnosis:
     name, place = f"Job {job.job.job_id}", _after(job)
     if not job.ranks:
         return replace(base, summary=f"No ranks of job {job.job.job_id} are known.")
@@ -166,8 +194,7 @@ def _hangs(base: Diagnosis, kind: str, summary: str, culprits: tuple[Culprit, ..
 
 
 def _is_over(job: JobView, voted: Vote, living: Sequence[ProcessView]) -> bool:
-    """Whether the training has made its last step, as its log says, or as all do that are left: those that
-    are gone are no loss."""
+    """Whether the training has made its last step, by its log or by all that are left: who is gone is no loss."""
     torn_down = sum(len(group.ranks) for group in voted.groups if group.place is Place.TEARDOWN)
     return has_ended(job) or torn_down == len(living)
 
@@ -230,7 +257,6 @@ def _by_vote(job: JobView, name: str, place: str, base: Diagnosis, voted: Vote, 
 
 
 def _busy(job: JobView, voted: Vote, waiting: str, bounds: _Bounds) -> str:
-    """What its ranks are busy with; empty if they are not seen to be."""
     if voted.moving and len(voted.outside) == 1 and voted.waiting and not voted.checkpointing:
         return f"{what_they_do(voted.outside)} and still moves or computes; {waiting} for it"
     if voted.moving:
@@ -286,7 +312,6 @@ def _count(number: int, one: str, many: str) -> str:
 
 
 def _missing(living: Sequence[ProcessView], voted: Vote, silent: Mapping[str, str]) -> list[Culprit]:
-    """The ranks of which nothing came, with the reason that their node gave."""
     return [
         rank.culprit(silent.get(rank.node, "its dump did not come in time"))
         for rank in living
@@ -306,17 +331,19 @@ def _filesystems(
 
 
 def _one(filesystem: FilesystemView) -> FilesystemVerdict | None:
-    named = blocked_culprits(filesystem, BLOCKED_S)
+    named = storage.culprits(filesystem, BLOCKED_S)
     if not named:
         return None
-    state = assess(filesystem, BLOCKED_S)
+    state = storage.assess(filesystem, BLOCKED_S)
     first = named[0]
-    call = next(blocked_call(p) for p in filesystem.blocked if (p.node, p.process.pid) == (first.node, first.pid))
+    call = next(
+        storage.blocked_call(p) for p in filesystem.blocked if (p.node, p.process.pid) == (first.node, first.pid)
+    )
     where = first.path or filesystem.mount
     return FilesystemVerdict(
         mount=filesystem.mount,
         scope=state.scope,
-        summary=f"{describe_all(named)} in {call_words(call)} on {where} for {call.seconds:.0f} s; "
+        summary=f"{describe_all(named)} in {storage.call_words(call)} on {where} for {call.seconds:.0f} s; "
         f"{scope_sentence(filesystem.mount, state)}",
         blocked=named[:MAX_NAMED],
         answering=state.answering,
@@ -358,7 +385,7 @@ def _explains_hang(filesystem: FilesystemVerdict, job: JobView, blocked_for_s: f
     ]
     if filesystem.scope in (Scope.OUTAGE, Scope.ONE_NODE):
         return bool(calls)
-    return any(call.syscall not in FLUSH_CALLS or call.seconds >= FLUSH_PATIENCE_S for call in calls)
+    return any(call.syscall not in storage.FLUSH_CALLS or call.seconds >= storage.FLUSH_PATIENCE_S for call in calls)
 
 
 def _locks(job: JobView, locks: Mapping[tuple[str, int], LockWait]) -> list[FilesystemVerdict]:

@@ -168,7 +168,6 @@ def _environments(ranks: Sequence[RankFacts]) -> Iterable[Difference]:
 
 
 def _follows_rank(words: Mapping[int, str]) -> bool:
-    """Whether a variable has a value of its own for (almost) every rank: it was meant to."""
     return len(set(words.values())) > max(2, MAX_ODD * len(words) + 1)
 
 

@@ -16,9 +16,9 @@ from pathlib import PurePath
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.doctor.finding import Advice, Facts, examine
-from slurm_watchdog.knowledge.checkpoint_options import directories_in
 from slurm_watchdog.knowledge.launch_options import ADDRESSES, MPI
 from slurm_watchdog.knowledge.srun_options import FLAGS, LETTERS, OPTIONAL
+from slurm_watchdog.knowledge.trainer_options import directories_in
 from slurm_watchdog.model.slurm import run_limits
 
 MAX_CHARS = 1 << 20

@@ -36,8 +36,7 @@ DIRECTORIES: tuple[tuple[str, str], ...] = (
     ("numbered", rf"(?:step|{_WORDS})[-_]?{NUMBER}(?:-unsharded)?"),
     ("digits", NUMBER),
 )
-"""(layout, whole name). What `numbered` ones and mere `digits` are, shows by what lies in them: DCP, Orbax,
-or nothing known."""
+"""(layout, whole name). What `numbered` ones and mere `digits` are, shows by what is inside: DCP, Orbax, or nothing."""
 
 FILES: tuple[tuple[str, str], ...] = (
     ("composer", rf"ep(?P<epoch>\d{{1,9}})-ba{NUMBER}-rank\d+{_FILE}"),
@@ -72,8 +71,7 @@ MARKERS = {
     "orbax": "commit_success.txt _CHECKPOINT_METADATA _METADATA default/_METADATA items/_METADATA state/_METADATA params/_METADATA",
     "plain": "complete metadata.json trainer_state.json",
 }
-"""Layout -> files: a directory of that layout that has one is complete, for it is written last (Orbax: under
-the final name)."""
+"""Layout -> files: a directory of it that has one is complete, for it is written last (Orbax: under the final name)."""
 LAYOUTS_OF = {
     "lightning": ("lightning", "nemo"),
     "nemo": ("nemo", "lightning"),
@@ -109,8 +107,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 def recognise(entries: Iterable[tuple[str, bool]]) -> list[Candidate]:
-    """The checkpoints among (name, is a directory) of one directory, newest first by number. Links must not
-    be among them."""
+    """The checkpoints among (name, is a directory) of a directory, newest first by number. Links must not be there."""
     listed = list(entries)
     unfinished = {name.removesuffix(UNFINISHED) for name, _ in listed if name.endswith(UNFINISHED)}
     found: dict[tuple[str, tuple[int, int], bool, str], Candidate] = {}
@@ -160,20 +157,17 @@ def names_checkpoint(path: str) -> bool:
 
 
 def markers_of(layout: str) -> tuple[tuple[str, str], ...]:
-    """The rows of MARKERS for a layout: with the first that is there, the directory is complete and of the
-    layout it names."""
+    """The rows of MARKERS for a layout: with the first that is there, the directory is complete, and of its layout."""
     wanted = LAYOUTS_OF.get(layout, (layout,))
     return tuple((name, marker) for name in wanted for marker in MARKERS.get(name, "").split())
 
 
 def parse_tracker(text: str) -> int | None:
-    """The step in a tracker file: `1200`, `global_step1200`, `iter_0001200`, `checkpoint-1200`; None for
-    anything else."""
+    """The step in a tracker file: `1200`, `global_step1200`, `iter_0001200`, `checkpoint-1200`; None: anything else."""
     fits = re.fullmatch(rf"(?:global_step_?|iter_|checkpoint-|step-)?{NUMBER}", text.strip(), re.ASCII)
     return int(fits["step"]) if fits else None
 
 
 def has_zip_end(tail: bytes) -> bool:
-    """Whether the last 22 bytes of a file are a zip archive's end of central directory, without a comment as
-    torch.save writes it."""
+    """Whether a file's last 22 bytes are a zip archive's end of central directory, without comment (torch.save)."""
     return len(tail) == 22 and tail.startswith(b"PK\x05\x06") and tail.endswith(b"\0\0")

@@ -134,5 +134,4 @@ def drain_meaning(reason: str) -> DrainMeaning:
 
 
 def _only_tested(said: set[str], words: str) -> bool:
-    """Whether a test is to come, and has not failed."""
     return "test" in said and re.search(rf"{_CHECK}\b.*\bfail|\bfail\w*\b.*{_CHECK}", words) is None

@@ -39,15 +39,12 @@ DRIVERS = (
     _driver("a GPU driver", r"/dev/dri/", r"ttm_|dma_fence_"),
     _driver("the Slingshot driver", "/dev/cxi", r"cxi_|cass_"),
 )  # fmt: skip
-
-
 _STORAGE = late_regex(r"/dev/nvidia-fs"), late_regex(r"nvfs_")
 """Device file and functions of GPUDirect Storage: who sleeps there waits for a filesystem."""
 
 
 def driver_of(path: str | None, wchan: str | None) -> Driver | None:
-    """The driver in whose call a sleeping thread is, by the file of the call, else by its wait channel; None where
-    neither tells of one."""
+    """The driver in whose call a sleeping thread is, by the call's file, else by its wait channel; None: neither."""
     if any(storage.match(text or "") for storage, text in zip(_STORAGE, (path, wchan), strict=True)):
         return None
     for driver in DRIVERS:

@@ -1,4 +1,5 @@
-"""Text of a knowledge file -> its rows, typed by the reader of each kind; every error at once. Pure.
+"""Text of a knowledge file -> its rows, typed by the reader of each kind; every error at once. The package's own are
+`data/*.conf`.
 
 A file is made of sections, `[KIND NAME]`, with lines `key: value`. It is neither YAML nor TOML: the agent
 reads 270 KB of rows when it starts, which takes PyYAML's C loader 170 ms and this 14 ms, and an expression is
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -218,15 +220,9 @@ class Rows(msgspec.Struct, frozen=True):
         return (row for _, row in self.by_kind.get(kind, ()))
 
 
-def read_rows(texts: Mapping[str, str], readers: Mapping[str, Reader], *, late: bool = False) -> Rows:
-    """File -> text becomes rows, by `readers`: kind -> what makes a row of its fields. Sections [part NAME]
-    count in all files. `late`: see Fields."""
-    entries: list[Entry] = []
-    problems: list[str] = []
-    for file, text in texts.items():
-        found, wrong = parse_entries(text, file)
-        entries += found
-        problems += wrong
+def read_rows(text: str, file: str, readers: Mapping[str, Reader], *, late: bool = False) -> Rows:
+    """A file's text becomes rows, by `readers`: kind -> what makes a row of its fields. `late`: see Fields."""
+    entries, problems = parse_entries(text, file)
     rows = rows_of(entries, readers, parts_of(entries), late)
     return Rows(rows.by_kind, (*problems, *rows.problems))
 
@@ -250,3 +246,24 @@ def rows_of(
         if not wrong:
             by_kind.setdefault(entry.kind, []).append((entry, row))
     return Rows({kind: tuple(rows) for kind, rows in by_kind.items()}, tuple(problems))
+
+
+DATA = Path(__file__).parent / "data"
+_NOTES = re.compile(rf"^(?:{'|'.join(NOTES)}): .*$", re.MULTILINE)  # Half of the text, which no row keeps.
+
+
+def read_shipped(name: str, readers: Mapping[str, Reader]) -> dict[str, tuple[Any, ...]]:
+    """Kind -> rows of a file of the package. Raises ValueError with each error: a broken package must not start."""
+    text = (DATA / name).read_text(encoding="utf-8")
+    rows = read_rows(_NOTES.sub("", text), name, readers, late=True)
+    if rows.problems:
+        raise ValueError("\n".join(rows.problems))
+    return {kind: tuple(rows.of(kind)) for kind in readers}
+
+
+def shipped_parts() -> dict[str, str]:
+    """Name -> expression of all sections [part NAME] of the package, which a site's rows may use."""
+    found: dict[str, str] = {}
+    for path in sorted(DATA.glob("*.conf")):
+        found.update(parts_of(parse_entries(path.read_text(encoding="utf-8"), path.name)[0]))
+    return found

@@ -14,13 +14,12 @@ MAX_SYSTEM_UID = 999  # SYS_UID_MAX, login.defs and systemd
 _NAMES = """
     nvidia-persistenced nvidia-persiste nvidia-smi nvidia-fabricmanager nv-fabricmanager nvidia-powerd nvidia-modprobe
     nvidia-cuda-mps-control nvidia-cuda-mps-server nvidia-imex nvidia-bug-report nvidia-settings nvidia-container-cli
-    nvidia-device-plugin nvidia-mig-manager gpu-feature-discovery
-    nv-hostengine dcgmi dcgm dcgm-exporter dcgmproftester nvsm nvsm_core nvsm-core nvsm_api_gateway nvsm-mqtt nvsm-notifier
-    gpud collectd telegraf node_exporter nvidia_gpu_exporter nvidia_gpu_prometheus_exporter prometheus-nvidia-exporter
-    netdata nvidia-smi.plugin zabbix_agentd zabbix_agent2 datadog-agent ganglia gmond cgpu monit glances nvtop nvitop gpustat
-    slurmd slurmstepd
-    Xorg X Xwayland gnome-shell gdm-x-session gdm-wayland-session kwin_x11 kwin_wayland sddm lightdm-gtk-greeter weston
-    containerd dockerd systemd-logind systemd-udevd
+    nvidia-device-plugin nvidia-mig-manager gpu-feature-discovery nv-hostengine dcgmi dcgm dcgm-exporter
+    dcgmproftester nvsm nvsm_core nvsm-core nvsm_api_gateway nvsm-mqtt nvsm-notifier gpud collectd telegraf
+    node_exporter nvidia_gpu_exporter nvidia_gpu_prometheus_exporter prometheus-nvidia-exporter netdata
+    nvidia-smi.plugin zabbix_agentd zabbix_agent2 datadog-agent ganglia gmond cgpu monit glances nvtop nvitop gpustat
+    slurmd slurmstepd Xorg X Xwayland gnome-shell gdm-x-session gdm-wayland-session kwin_x11 kwin_wayland sddm
+    lightdm-gtk-greeter weston containerd dockerd systemd-logind systemd-udevd
 """
 COMMS = frozenset(name[:MAX_NAME] for name in _NAMES.split())
 
@@ -33,7 +32,6 @@ def is_daemon(comm: str, uid: int, cgroup: str) -> bool:
 
 
 def is_system_service(cgroup: str) -> bool:
-    """Whether the text of /proc/PID/cgroup names a service that the system manager started; users can't get
-    in there."""
+    """Whether the text of /proc/PID/cgroup names a service of the system manager's; users can't get in there."""
     paths = [line.split(":", 2)[2] for line in cgroup.splitlines() if line.count(":") >= 2]
     return any(path.startswith("/system.slice/") and "/job_" not in path for path in paths)

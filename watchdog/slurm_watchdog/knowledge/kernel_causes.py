@@ -9,26 +9,13 @@ server when its own limit is, and either may be first.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
+from slurm_watchdog.model.observations import Fault
+
 Same = Literal["gpu", "disk", "port", "node"]
-
-
-class HasThings(Protocol):
-    """A line of the kernel, read or reported."""
-
-    @property
-    def part(self) -> str: ...
-    @property
-    def device(self) -> str | None: ...
-    @property
-    def server(self) -> str | None: ...
-    @property
-    def pci_bus_id(self) -> str | None: ...
-    @property
-    def mount(self) -> str | None: ...
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -131,7 +118,7 @@ ENDS: dict[str, tuple[str, ...]] = {
 """The line that says that the trouble of others is over, of the same thing."""
 
 
-def things_of(fact: HasThings) -> tuple[str | None, ...]:
+def things_of(fact: Fault) -> tuple[str | None, ...]:
     """What a line is about, by each name that another line may give it: an adapter has an address and a device."""
     if fact.part in ("pcie", "nic", "gpu"):
         return tuple(dict.fromkeys(each for each in (fact.device, fact.pci_bus_id) if each)) or (None,)

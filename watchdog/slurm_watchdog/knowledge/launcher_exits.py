@@ -13,8 +13,7 @@ from typing import Final
 
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.knowledge.entries import Fields
-from slurm_watchdog.knowledge.shipped import read_shipped
+from slurm_watchdog.knowledge.entries import Fields, read_shipped
 
 CLASSES: Final[Mapping[int, str]] = {
     signal.SIGABRT: "abort",
@@ -49,8 +48,7 @@ def code_of(number: int) -> int:
 
 
 def code_in_words(text: str) -> int | None:
-    """The exit code that words such as `Aborted (core dumped)` and `Exited with exit code 137` mean; None: they name
-    none."""
+    """The exit code that words such as `Aborted (core dumped)` and `Exited with exit code 137` mean; None: none."""
     found = _CODE.search(text)
     if found is not None:
         return code_of(int(found["code"]))
@@ -122,8 +120,7 @@ _NEEDLES = ("exit", "signal", "rank", "terminated", "process name", "running at"
 
 
 def ending_of(text: str) -> Ending | None:
-    """What a line (without what stands before it) says of the end of a process; None if it is no launcher's
-    word of one."""
+    """What a line (without its prefix) says of the end of a process; None if it is no launcher's word of one."""
     lower = text.lower()
     if not any(needle in lower for needle in _NEEDLES):
         return None

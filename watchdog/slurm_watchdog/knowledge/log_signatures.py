@@ -18,18 +18,10 @@ import msgspec
 
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.knowledge import site_rows
-from slurm_watchdog.knowledge.entries import Fields
-from slurm_watchdog.knowledge.shipped import read_shipped
+from slurm_watchdog.knowledge.entries import Fields, read_shipped
 from slurm_watchdog.knowledge.site_rows import SiteRows
 
-GROUPS = (
-    "header",
-    "from_outside",
-    "storage_full",
-    "after_sigterm",
-    "node_can_cause",
-    "seen_by_others",
-)
+GROUPS = ("header", "from_outside", "storage_full", "after_sigterm", "node_can_cause", "seen_by_others")
 """Values of `group`: see LogTable."""
 
 
@@ -52,12 +44,7 @@ class LogRow(msgspec.Struct, frozen=True):
 
 def log_row(fields: Fields) -> LogRow:
     """The row of a section [log NAME]."""
-    signature = Signature(
-        fields.name(),
-        fields.needles(),
-        fields.expression(re.IGNORECASE),
-        fields.flag("consequence"),
-    )
+    signature = Signature(fields.name(), fields.needles(), fields.expression(re.IGNORECASE), fields.flag("consequence"))
     return LogRow(signature, fields.text("means"), fields.choices("group", GROUPS))
 
 
@@ -79,8 +66,7 @@ class LogTable(msgspec.Struct, frozen=True, eq=False):
     storage_full: frozenset[str]
     after_sigterm: frozenset[str]  # What processes print that are ended while they work.
     node_can_cause: frozenset[str]
-    """What a node may be the reason of: its hardware, its filesystems, its memory. An exception of Python is
-    the program's."""
+    """What a node may be the reason of: hardware, filesystems, memory. An exception of Python is the program's."""
 
 
 def log_table() -> LogTable:
@@ -173,8 +159,7 @@ ZERO_AFTER = late_regex(
 
 
 def is_spoken_of(text: str, begin: int, end: int) -> bool:
-    """Whether the words of an error from `begin` to `end` are only spoken of: in a command, denied, or counted
-    as none."""
+    """Whether the words of an error (`begin` to `end`) are only spoken of: in a command, denied, or counted as none."""
     since = max(0, begin - BEFORE_CHARS)
     return (
         COMMAND_LINE.match(text) is not None

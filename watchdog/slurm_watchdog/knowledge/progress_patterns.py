@@ -21,8 +21,7 @@ import msgspec
 
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.knowledge import site_rows
-from slurm_watchdog.knowledge.entries import Fields
-from slurm_watchdog.knowledge.shipped import read_shipped
+from slurm_watchdog.knowledge.entries import Fields, read_shipped
 from slurm_watchdog.knowledge.site_rows import SiteRows
 
 NUMBER = r"[-+]?(?:\d\.#\w+|\d[\d_,]*(?:\.\d+)?(?:[eE][-+]?\d+)?|nan|NaN|inf|Infinity)"
@@ -183,10 +182,7 @@ _PLAIN = late_regex(
     rf"(?:step_time(?:_s)?|iter_time|step time(?: \(s\))?|time per step|(?:sec|seconds)_per_(?:step|iter(?:ation)?)|batch_cost|train_step_timing in s)\s*[=:]\s*(?P<value>{NUMBER})(?:\s*(?P<unit>ms)\b)?"
 )
 STEP_SECONDS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    (
-        "elapsed_time_per",
-        late_regex(rf"elapsed_time_per_iteration_(?P<unit>m?s): (?P<value>{NUMBER})(?P<kilo>k)?"),
-    ),
+    ("elapsed_time_per", late_regex(rf"elapsed_time_per_iteration_(?P<unit>m?s): (?P<value>{NUMBER})(?P<kilo>k)?")),
     ("iter time: ", late_regex(rf"iter time: (?P<value>{NUMBER})\s?(?P<unit>m?s)\b")),
     ("dt: ", late_regex(rf"\bdt: (?P<value>{NUMBER})\s?(?P<unit>m?s)\b")),
     ("elapsed time per", late_regex(rf"elapsed time per iteration \((?P<unit>m?s)\):\s*(?P<value>{NUMBER})")),
@@ -212,8 +208,7 @@ SAMPLES_PER_SECOND = late_regex(
 GLOBAL_BATCH = late_regex(
     r"(?:(?:global|total|effective)[ _]?(?:train[ _])?batch(?:[ _]?size)?|(?<!micro)(?<!micro[ _])(?<![a-z])gbs)['\"]?\s*[:=]\s*(\d+)"
 )
-"""A batch over all ranks, which with the samples a second of all ranks gives the seconds of a step. Plain
-`batch_size` may be of one."""
+"""A batch over all ranks: with the samples a second of all it gives a step's seconds. `batch_size` may be of one."""
 LOSS = late_regex(
     rf"loss(?:(?<!\wloss)|(?<=\btrain_loss)|(?<=\breduced_train_loss)|(?<=\blm_loss))[\"']?\s*(?:[=:]\s*)?[\"']?(?P<loss>{NUMBER})"
 )
@@ -254,8 +249,7 @@ TRAINING_KEYS = ("loss", "train_loss", "train/loss", "lm loss", "lm_loss", "lear
 """One of them has to stand beside an epoch: results of an evaluation carry the epoch as well."""
 HEARTBEAT_PATTERN = "heartbeat"
 HEARTBEAT_KEY = '"slurm_watchdog_heartbeat"'
-"""In the line of JSON that `slurm_watchdog_hooks` writes: the trainer's own count, which is believed before
-all others."""
+"""In the line of JSON of `slurm_watchdog_hooks`: the trainer's own count, which is believed before all others."""
 MAPPING_NEEDLES = ("step", "iter", "update", "epoch")
 """One of them is in each of STEP_KEYS and EPOCH_KEYS: a mapping without any is not decoded."""
 TOTAL_KEYS = ("total_steps", "max_steps", "num_steps", "total_iterations", "train_iters")

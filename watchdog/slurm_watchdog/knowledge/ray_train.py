@@ -28,8 +28,6 @@ _SEAT = late_regex(
 
 _SPEAKER = late_regex(r"\W{0,12}(?:\d{1,3}m)?\(_?RayTrainWorker\w{0,20} pid=(\d{1,9})\)")
 """Who wrote a line, in front of it as the driver prints it; an address behind the pid means another node."""
-
-
 _DIED = late_regex(r"\bWorker IP address: (?P<host>[\w.:-]{1,64}) .{0,80}?Worker PID: (?P<pid>\d{1,9})\b")
 """The raylet's word of a worker process that ended by itself: core_worker/task_manager.cc, Ray 2.9 to 2.60.
 How it ended Ray does not know: what it lists behind that are possible causes."""
@@ -50,8 +48,7 @@ def seat_of(line: str) -> Row | None:
 
 
 def died_of(line: str) -> tuple[int, str] | None:
-    """Pid and address of the worker of which raylet says that its process has died; None if a line says no
-    such thing."""
+    """Pid and address of the worker of which raylet says that its process died; None if a line says no such thing."""
     found = _DIED.search(line)
     return (int(found["pid"]), found["host"]) if found else None
 
@@ -91,8 +88,7 @@ class WorkerRankReader(msgspec.Struct):
                     self.hosts |= {found[1]}
 
     def seats(self) -> dict[int, WorkerRank]:
-        """Pid -> rank of the newest group, if all of it is on one node: of several, a log names addresses,
-        and a pid is no process."""
+        """Pid -> rank of the newest group, if it is on one node: of several, a log has addresses, no processes."""
         if not self.by_pid or len(self.hosts) != 1:
             return {}
         ranks = {rank for rank, _ in self.by_pid.values()}

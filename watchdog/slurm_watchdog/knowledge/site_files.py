@@ -31,7 +31,7 @@ from slurm_watchdog.knowledge.kernel_signatures import kernel_row
 from slurm_watchdog.knowledge.log_signatures import SIGNATURES, log_row
 from slurm_watchdog.knowledge.progress_patterns import PATTERNS, SIGNS, progress_row, sign_row
 from slurm_watchdog.knowledge.site_rows import SiteRows, SiteText
-from slurm_watchdog.knowledge.stack_frames import frame_row, native_row
+from slurm_watchdog.knowledge.stack_frames import READERS as FRAME_READERS
 from slurm_watchdog.knowledge.xids import xid_row
 
 READERS: Final[Mapping[str, Reader]] = {
@@ -40,22 +40,20 @@ READERS: Final[Mapping[str, Reader]] = {
     "sign": sign_row,
     "kernel": kernel_row,
     "xid": xid_row,
-    "frame": frame_row,
-    "native": native_row,
+    "frame": FRAME_READERS["frame"],
+    "native": FRAME_READERS["native"],
 }
 MAX_ROWS = 500  # Of a site, in all its files. The package has 720.
 MAX_LINES = 40  # Alternatives of one expression.
 LETTERS = 3
-"""ASCII letters that a needle has at least: blocks of a log are searched for the letters of all needles, and
-rare ones cost nothing."""
+"""ASCII letters that a needle has at least: blocks are searched for the letters of all, and rare ones cost nothing."""
 SHIPPED_NAMES: Final[Mapping[str, frozenset[str]]] = {
     "log": frozenset(row.name for row in SIGNATURES),
     "progress": frozenset(row.name for row in PATTERNS),
     "sign": frozenset(row.name for row in SIGNS),
     "kernel": frozenset(row.name for row in KERNEL),
 }
-"""Of the kinds whose rows have names of their own. A site's Xid always replaces the package's, and a frame's
-name is a class of many rows."""
+"""Of kinds whose rows have names. A site's Xid always replaces the package's; a frame's is a class of many rows."""
 ANCHORED = ("kernel", "frame", "native")
 """Kinds whose expressions are matched from the beginning of a text; the others are searched for in a line."""
 EXPRESSIONS = ("pattern", "function", "file")
@@ -122,7 +120,6 @@ def read_site(texts: Sequence[SiteText], known_parts: Mapping[str, str]) -> tupl
 
 
 def _costs(entry: Entry, parts: Mapping[str, str]) -> Iterator[str]:
-    """What is wrong with the form of the expressions of one section."""
     for key in EXPRESSIONS:
         lines = entry.values.get(key, ())
         if len(lines) > MAX_LINES:
@@ -142,7 +139,6 @@ def _costs(entry: Entry, parts: Mapping[str, str]) -> Iterator[str]:
 
 
 def _checked(kind: str, entry: Entry, row: Any) -> Iterator[str]:
-    """What is wrong with one row, besides its form."""
     needed = ("source",) if kind == "xid" else ("source", "example", "not")
     for key in needed:
         if not any(entry.values.get(key, ())):
@@ -167,7 +163,6 @@ def _checked(kind: str, entry: Entry, row: Any) -> Iterator[str]:
 
 
 def _groups(entry: Entry, row: Any) -> Iterator[str]:
-    """Groups of a line of progress become numbers: they may match nothing else."""
     regex = row.pattern.regex if hasattr(row, "pattern") else row.regex
     for name in sorted(set(regex.groupindex) - _GROUPS):
         yield f"{entry.place}: unknown group {name!r}; known are {', '.join(sorted(_GROUPS))}"

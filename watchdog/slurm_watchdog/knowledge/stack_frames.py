@@ -10,7 +10,7 @@ their users' dumps show them, the interpreter's own library, and clients that up
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -18,8 +18,7 @@ import msgspec
 
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.knowledge import site_rows
-from slurm_watchdog.knowledge.entries import Fields, Reader
-from slurm_watchdog.knowledge.shipped import read_shipped
+from slurm_watchdog.knowledge.entries import Fields, Reader, read_shipped
 from slurm_watchdog.knowledge.site_rows import SiteRows
 
 # Words that tell what a rank may be about where its frames are no one's but the program's own: a loop of pure Python that
@@ -28,18 +27,16 @@ from slurm_watchdog.knowledge.site_rows import SiteRows
 # a later verdict, and never an accusation.
 WORK: Final[tuple[str, ...]] = tuple(
     """
-    eval* valid* test* metric* scor* bleu* rouge* meteor wer cer ppl perplex* accuracy recall
-    distance* edit* leven* align* judge* verif* sanity
-    sav* dump* export* conver* serial* deserial* pickl* load loads loading restor* checkpoint* ckpt*
-    consolidat* shard* gather* upload* download* read reads reading reader writ* copy* compress* zip*
-    build* index* indic* token* detoken* pack* shuffl* sort* merg* dedup* filter* bucket* count
-    counts counting stats statistics hist* map mapping collat* encod* decod* pars* json* yaml*
-    csv* regex* clean* normali* augment* transform* prepar* preproc* process processing postproc* mask*
-    sampl* generat* infer* predict* compil* jit* trace tracing autotun* tune tuning quant* calib*
-    bench* profil* warm* setup* init* import* analy* cluster* kmeans hash* matching matcher* search* mcts
-    rollout* simul* env envs environment episode* solv* assign* hungarian partition* balanc* plan
-    planning tree* graph* comput* calc* crunch* work works workload burn* report* summar* plot*
-    draw* render* visuali* print* log logs logging collect gc walk* scan* skip* interpolat*
+    eval* valid* test* metric* scor* bleu* rouge* meteor wer cer ppl perplex* accuracy recall distance* edit* leven*
+    align* judge* verif* sanity sav* dump* export* conver* serial* deserial* pickl* load loads loading restor*
+    checkpoint* ckpt* consolidat* shard* gather* upload* download* read reads reading reader writ* copy* compress*
+    zip* build* index* indic* token* detoken* pack* shuffl* sort* merg* dedup* filter* bucket* count counts counting
+    stats statistics hist* map mapping collat* encod* decod* pars* json* yaml* csv* regex* clean* normali* augment*
+    transform* prepar* preproc* process processing postproc* mask* sampl* generat* infer* predict* compil* jit* trace
+    tracing autotun* tune tuning quant* calib* bench* profil* warm* setup* init* import* analy* cluster* kmeans hash*
+    matching matcher* search* mcts rollout* simul* env envs environment episode* solv* assign* hungarian partition*
+    balanc* plan planning tree* graph* comput* calc* crunch* work works workload burn* report* summar* plot* draw*
+    render* visuali* print* log logs logging collect gc walk* scan* skip* interpolat*
     """.split()  # noqa: SIM905  a table of words
 )
 
@@ -110,50 +107,28 @@ CLASSES: Final[dict[Place, str]] = {place: place.name.lower() for place in Place
 _PLACES = {word: place for place, word in CLASSES.items()}
 
 
-def frame_row(fields: Fields) -> tuple[Place, str, str]:
-    """The row of a section [frame CLASS]: place, and whole-match expressions of function and file."""
-    return _place(fields), fields.alternatives("function"), fields.alternatives("file")
-
-
-def native_row(fields: Fields) -> tuple[Place, str]:
-    """The row of a section [native CLASS]."""
-    return _place(fields), fields.alternatives("function")
-
-
 def _place(fields: Fields) -> Place:
     return _PLACES[fields.name_of(tuple(_PLACES)) or CLASSES[Place.OTHER]]
 
 
-def pair_row(fields: Fields) -> tuple[str, str]:
-    """Expressions of function and file, of a section whose name is for people."""
-    return fields.alternatives("function"), fields.alternatives("file")
+def _row(*keys: str, name: Callable[[Fields], str] | None = None) -> Reader:
+    """A row: what the name of its section means (None: it is for people), and its expressions, matched as a whole."""
+    return lambda fields: (*((name(fields),) if name else ()), *(fields.alternatives(key) for key in keys))
 
 
-def named_row(fields: Fields) -> tuple[str, str, str]:
-    """The name of a section [context NAME] or [not_a_rank NAME], and its expressions of function and file."""
-    return (fields.entry.name, *pair_row(fields))
-
-
-def command_row(fields: Fields) -> tuple[str, str]:
-    """The name of a section [not_a_rank_command NAME], and an expression that is searched for in a command line."""
-    return fields.entry.name, fields.alternatives("command")
-
-
-def thread_row(fields: Fields) -> tuple[str, str, str]:
-    """The role that is the name of a section [thread NAME], and expressions of a thread's name and of a
-    function in it."""
-    return fields.entry.name, fields.alternatives("thread"), fields.alternatives("function")
+def _word(fields: Fields) -> str:
+    return fields.entry.name
 
 
 READERS: Final[Mapping[str, Reader]] = {
-    "frame": frame_row,
-    "native": native_row,
-    "context": named_row,
-    "not_a_rank": named_row,
-    "not_a_rank_command": command_row,
-    "thread": thread_row,
-    "idle_loop": pair_row,
-    "momentary": pair_row,
+    "frame": _row("function", "file", name=_place),
+    "native": _row("function", name=_place),
+    "context": _row("function", "file", name=_word),
+    "not_a_rank": _row("function", "file", name=_word),
+    "not_a_rank_command": _row("command", name=_word),  # Searched for in a command line.
+    "thread": _row("thread", "function", name=_word),
+    "idle_loop": _row("function", "file"),
+    "momentary": _row("function", "file"),
 }
 _SHIPPED = read_shipped("stack_frames.conf", READERS)
 FRAMES: Final[tuple[tuple[Place, str, str], ...]] = _SHIPPED["frame"]
@@ -192,8 +167,7 @@ THREADS: Final[tuple[tuple[str, str, str], ...]] = _SHIPPED["thread"]
 """What a thread other than the main one is for: (role, pattern of its name, pattern of a function in it)."""
 
 TRAINING_THREAD = r"TrainingThread\(.*"
-"""Name of the thread in which Ray Train runs the training function
-(`ray/train/v2/_internal/execution/worker_group/thread_runner.py`)."""
+"""The thread in which Ray Train trains (`ray/train/v2/_internal/execution/worker_group/thread_runner.py`)."""
 
 IDLE_LOOPS: Final[tuple[tuple[str, str], ...]] = _SHIPPED["idle_loop"]
 """Where a main thread stands that lets another thread train (Ray, notebooks)."""

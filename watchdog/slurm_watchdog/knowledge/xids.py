@@ -21,8 +21,7 @@ import msgspec
 
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.knowledge import site_rows
-from slurm_watchdog.knowledge.entries import Fields
-from slurm_watchdog.knowledge.shipped import read_shipped
+from slurm_watchdog.knowledge.entries import Fields, read_shipped
 from slurm_watchdog.model.observations import FaultSeverity
 
 Blame = Literal["application", "hardware", "driver", "either"]

@@ -188,8 +188,7 @@ MAX_COMMUNICATORS, MAX_WAITS, MAX_MEMBERS, MAX_PEERS = 64, 8, 65_536, 1024
 """Of one rank, and of one communicator, that are kept; the members of a larger one are not known."""
 MAX_MEMBERS_IN_ALL = 65_536  # Of all communicators of a rank together.
 LONG = 256
-"""Entries of a buffer from which nothing unfinished falls out: so many do not begin and end beside it (the default is
-2,000)."""
+"""Entries of a buffer from which nothing unfinished falls out: so many don't begin and end beside (default 2,000)."""
 CLOCKS_APART_S = 60.0
 """A file whose date is so much older than what is in it was copied, or unpacked: its date says nothing."""
 MAX_SIZES = 64  # Tensors of one call whose elements are counted.
@@ -311,7 +310,6 @@ def _place(
     since_start: bool,
     active: bool,
 ) -> tuple[Communicator, list[Talk]]:
-    """How far the rank is in one group, and what it sends and receives there."""
     members, key = groups.of(name, desc)
     ends = ends_of_batches(entries)
     collectives = [each for at, each in enumerate(entries) if not each.is_p2p and at not in ends]
@@ -342,7 +340,6 @@ def _label(name: str, desc: str) -> str:
 
 
 def _by_group(entries: Sequence[Entry]) -> dict[tuple[str, str], list[Entry]]:
-    """Those of each process group, in order; of one that was made again under its name, those of the newest."""
     found: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         before = found.get(entry.process_group)
@@ -402,7 +399,6 @@ def _members(name: str, desc: str, groups: Mapping[str, Group]) -> tuple[int, ..
 
 
 def _key(name: str, members: tuple[int, ...]) -> str:
-    """The same on all ranks of the communicator, and plain text."""
     plain = one_line(name, MAX_NAME)
     return f"{plain}@{zlib.crc32(repr((name, members)).encode()):08x}" if members or plain != name else name
 

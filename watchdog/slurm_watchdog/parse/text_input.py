@@ -37,8 +37,6 @@ _LOOKED_AT, _MOST_CONTROLS = 65_536, 0.02
 """Bytes that show whether a file is text; the share of control characters in one. In machine code, images and what is
 packed they are 5 to 20 %; a bar that is redrawn, and colours, use those that are left out here."""
 _CONTROLS = bytes(set(range(1, 32)) - set(b"\t\n\r\x1b\b\f\a\v")) + b"\x7f"
-
-
 _BEHIND_BRACKET = late_regex(rb"\](?:[^\s\],|)\r:\[]|\[(?:rank|default|[EWI]\d{0,4} ))")
 _BAR_ENDS = late_regex(rb"(?:\d[\w.]*/s|s/[a-z]+)(?:, [^\[\]\n]{0,300})?$")
 """A bar of tqdm ends so, and with a bracket; what follows at once is not of it."""
@@ -63,8 +61,7 @@ class Block(msgspec.Struct, frozen=True):
 
 
 def is_text(data: bytes) -> bool:
-    """Whether this is the beginning of a text, in whatever encoding. Zeros say nothing: a log that was cut while it was
-    written to begins with a hole."""
+    """Whether a text begins so, in any encoding. Zeros say nothing: a log cut while written begins with a hole."""
     head = data[:_LOOKED_AT].replace(b"\0", b"")
     return len(head) - len(head.translate(None, _CONTROLS)) <= _MOST_CONTROLS * len(head)
 
@@ -109,8 +106,7 @@ def opened(path: str) -> Iterator[Any]:
 
 
 def _refuse_endless(path: str) -> None:
-    """Raises Unreadable for a named pipe, which may have no writer, and for devices. `/dev/fd/63`, as shells pass the
-    output of a command, has one."""
+    """Raises Unreadable for a pipe that may have no writer (`/dev/fd/63`, of a shell, has one), and for devices."""
     mode = os.stat(path).st_mode
     if stat.S_ISFIFO(mode) and not path.startswith(("/dev/", "/proc/")):
         raise Unreadable(f"{path} is a pipe, which may have no writer: cat {path} | slurm-watchdog … -")
@@ -121,7 +117,6 @@ def _refuse_endless(path: str) -> None:
 
 
 def _unpack(file: Any, path: str) -> Any:
-    """What gives the unpacked bytes of a buffered file. Raises Unreadable."""
     if not hasattr(file, "peek"):
         file = io.BufferedReader(file)
     head = file.peek(8)[:8]
@@ -193,8 +188,7 @@ def _damage() -> tuple[type[Exception], ...]:
 
 
 def _chunk(file: Any, on_damage: Callable[[], None]) -> bytes:
-    """The next bytes, BLOCK_BYTES of them where there are so many; of a packed file that is cut short what
-    can be unpacked."""
+    """The next bytes, BLOCK_BYTES where there are so many; of a packed file that is cut short what can be unpacked."""
     parts, size = [], 0
     while size < BLOCK_BYTES:
         try:

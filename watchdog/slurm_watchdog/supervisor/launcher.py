@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.knowledge.checkpoint_options import directories_in
+from slurm_watchdog.knowledge.trainer_options import directories_in
 from slurm_watchdog.slurm.node_names import ParseError, expand_nodes
 from slurm_watchdog.supervisor import placement as placing
 from slurm_watchdog.supervisor.allocation import Allocation

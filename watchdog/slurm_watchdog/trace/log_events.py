@@ -12,10 +12,9 @@ from msgspec.structs import replace
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.model.observations import Event, EventKind, LogFile
-from slurm_watchdog.parse.training_log.fact import LogFact
 from slurm_watchdog.parse.training_log.learned_format import KNOWN_AFTER, Learner
 from slurm_watchdog.parse.training_log.line import Rows, all_rows, parse_line
-from slurm_watchdog.parse.training_log.text import kept_line
+from slurm_watchdog.parse.training_log.text import LogFact, kept_line
 from slurm_watchdog.trace.records import Log
 
 MAX_FILES = 1024  # Of one node, that are remembered at once.

@@ -22,7 +22,7 @@ from slurm_watchdog.model.observations import (
     NodeEvent,
 )
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.parse.kernel_log.line import parse_kernel_line
+from slurm_watchdog.parse.kernel_log.file import parse_kernel_line
 from slurm_watchdog.trace import records
 from slurm_watchdog.trace.gpu_owners import LEAST_BYTES, AssignedGpus, GpuHolders, assign_gpus
 from slurm_watchdog.trace.log_events import Logs

@@ -40,8 +40,8 @@ from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
 from slurm_watchdog.model.report import GpuSection, KernelLogSection, Report
+from slurm_watchdog.parse.kernel_log.file import parse_record, readable
 from slurm_watchdog.parse.kernel_log.line import KernelFact, is_interesting, parse_message
-from slurm_watchdog.parse.kernel_log.prefix import parse_record, readable
 
 MAX_STATE_BYTES = 4096
 

@@ -79,11 +79,11 @@ def parse_record(data: bytes, restricted: bool = False) -> str | None:
     """One record of /dev/kmsg as dmesg prints it; None for information and debugging (levels 6 and 7), and for what is
     none. `restricted`: only what is the kernel's own, and named by a signature of ours."""
     # Imported here: the tables are large, and this is asked once in an incident.
-    from slurm_watchdog.parse.kernel_log import line, prefix
+    from slurm_watchdog.parse.kernel_log import file, line
 
-    record = prefix.parse_record(data)
+    record = file.parse_record(data)
     if record is None or record.level >= 6:
         return None
-    if restricted and (record.facility != prefix.KERN or not line.parse_message(prefix.readable(record.message))):
+    if restricted and (record.facility != file.KERN or not line.parse_message(file.readable(record.message))):
         return None
     return f"[{record.time_us / 1e6:12.6f}] {mask_cut(record.message.decode(errors='replace'), MAX_LINE)}"

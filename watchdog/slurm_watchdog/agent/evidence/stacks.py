@@ -40,7 +40,7 @@ from slurm_watchdog.knowledge.stack_frames import TRAINING_THREAD
 from slurm_watchdog.knowledge.syscalls import name_of
 from slurm_watchdog.model.evidence import Frame, ProcessStack, SocketBytes, ThreadStack, WaitingThreads
 from slurm_watchdog.model.observations import Process, Role
-from slurm_watchdog.parse.stacks.dump import AT_EXIT, ROOTS
+from slurm_watchdog.parse.stacks.headers import AT_EXIT, ROOTS
 
 # What came and went on the connections that a process waits for: /proc/PID/io does not count send() and recv().
 # The kernel counts for each TCP connection. To ask it takes a copy of the process's descriptor, held for the moment

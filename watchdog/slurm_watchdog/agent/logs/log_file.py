@@ -20,16 +20,15 @@ from slurm_watchdog.agent.files.safe_open import check_regular, open_log
 from slurm_watchdog.agent.logs.position import ANCHOR, FilePosition, Identity, LineBuffer, again, goes_on
 from slurm_watchdog.base.descriptors import describe
 from slurm_watchdog.base.structs import picked
-from slurm_watchdog.diagnose.logs.timestamps import stamp_of
 from slurm_watchdog.knowledge.frameworks import recognise
 from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.knowledge.ray_train import WorkerRankReader
 from slurm_watchdog.model.observations import Event, EventKind
+from slurm_watchdog.parse.timestamps import stamp_of
 from slurm_watchdog.parse.training_log.block_scan import Scan, ShapeMemory, scan
-from slurm_watchdog.parse.training_log.fact import LogFact
 from slurm_watchdog.parse.training_log.learned_format import KNOWN_AFTER, Learner
 from slurm_watchdog.parse.training_log.line import parse_line
-from slurm_watchdog.parse.training_log.text import kept_line
+from slurm_watchdog.parse.training_log.text import LogFact, kept_line
 
 MAX_EVENTS = 50  # Of each kind, a file and a report.
 

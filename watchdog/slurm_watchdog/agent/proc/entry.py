@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slurm_watchdog.knowledge.slurm_groups import step_of_group
+from slurm_watchdog.knowledge.launchers import step_of_group
 from slurm_watchdog.model.observations import Role
 
 _STEPD = re.compile(r"slurmstepd: \[(\d+)(?:\+\d+)?(?:\.([0-9a-z]+))?")
@@ -43,7 +43,7 @@ class ProcessFacts:
     foreign: bool = False  # Not an ordinary user's through and through: nothing of it is read, and it is no rank.
     collective_timeout: tuple[float, bool] | None = None
     """Seconds after which its collectives are given up, and whether that is only assumed; see
-    knowledge.collective_timeouts."""
+    knowledge.trainer_options."""
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,9 @@ from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.base.mounts import Mount, mount_of, read_mounts, strip_deleted
 from slurm_watchdog.base.redact import MARGIN, masked_value
 from slurm_watchdog.base.structs import picked
-from slurm_watchdog.knowledge import collective_timeouts
-from slurm_watchdog.knowledge.checkpoint_options import directories_in, kill_switch_in
 from slurm_watchdog.knowledge.launchers import ENVIRONMENT, KILL_SWITCH_OPTION
 from slurm_watchdog.knowledge.syscalls import FD_ARGUMENT, NOT_STORAGE, PAGE_FAULT, PATH_ARGUMENT, name_of
+from slurm_watchdog.knowledge.trainer_options import READ_VARIABLES, directories_in, kill_switch_in, timeout_in
 from slurm_watchdog.model.observations import CallTarget
 
 # Which environment variables are kept of a rank, and what in them is masked.
@@ -134,8 +133,8 @@ def _identify_one(known: IdentifiedProcess, worker: WorkerState) -> IdentifiedPr
             known = replace(
                 known, cwd=cwd, settings=parse_settings(variables),
                 checkpoint_directories=tuple(directories_in(words, strip_deleted(cwd))),
-                collective_timeout=collective_timeouts.timeout_in(
-                    parse_environ(variables, collective_timeouts.NAMES), words
+                collective_timeout=timeout_in(
+                    parse_environ(variables, READ_VARIABLES), words
                 ),
             )  # fmt: skip
         if (refusal := read_refusal(pid, worker)) is not None:  # it has become another program meanwhile

@@ -17,8 +17,7 @@ from slurm_watchdog.agent.workers.become_user import check_process
 from slurm_watchdog.agent.workers.request_types import ListOpenMounts, ReadSharedMemory, WorkerState
 from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.base.mounts import NOT_PROBED, Mount, mount_of, read_mounts, strip_deleted
-from slurm_watchdog.knowledge.local_filesystems import LOCAL_TYPES
-from slurm_watchdog.knowledge.syscalls import NOT_STORAGE
+from slurm_watchdog.knowledge.syscalls import LOCAL_TYPES, NOT_STORAGE
 from slurm_watchdog.model.observations import CallTarget
 
 MAX_MAPS = 8 << 20  # Bytes of the table: a trainer has 2,000 to 20,000 lines of a hundred.

@@ -46,9 +46,8 @@ from slurm_watchdog.controller.state.evidence_collection import (
 from slurm_watchdog.controller.state.run import ids_on
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall, blocked_limit_s
 from slurm_watchdog.detect.registry import spec_of
-from slurm_watchdog.diagnose.diagnosis import Diagnosis
 from slurm_watchdog.diagnose.filesystem import Scope, assess, blocked_call, probes_wanted
-from slurm_watchdog.diagnose.job import diagnose
+from slurm_watchdog.diagnose.job import Diagnosis, diagnose
 from slurm_watchdog.diagnose.stacks.sentences import group_words
 from slurm_watchdog.journal.evidence import pack
 from slurm_watchdog.journal.journal import Journal

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from slurm_watchdog.base.python310 import StrEnum
-from slurm_watchdog.knowledge.local_filesystems import LOCAL_TYPES
+from slurm_watchdog.knowledge.syscalls import LOCAL_TYPES
 from slurm_watchdog.model.incidents import HARDWARE_FAULTS, Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.node_view import NodeView, SeenMount
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode

@@ -20,7 +20,7 @@ from slurm_watchdog.base.text import duration
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.run import has_ranks
 from slurm_watchdog.detect.registry import spec_of
-from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
+from slurm_watchdog.diagnose.job import Diagnosis, JobEvidence
 from slurm_watchdog.diagnose.outliers import RankFacts
 from slurm_watchdog.diagnose.stacks.vote import vote
 from slurm_watchdog.model import documents

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.structs import picked
-from slurm_watchdog.knowledge.local_filesystems import LOCAL_TYPES
+from slurm_watchdog.knowledge.syscalls import LOCAL_TYPES
 from slurm_watchdog.model.cluster_view import FilesystemView, MountAnswer, ProcessView
 from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.observations import MountProbe, Process

@@ -1,9 +1,10 @@
 """The kernel's lines of a whole file: which are causes, which follow from them, what is over again, and what
 may cost a node its jobs.
 
-Pure. A single line has its weight from the knowledge; the file around it can take weight away (the device
-recovered) and, for a disk, give some: a filesystem's trouble may keep jobs off its node only if the disk
-below it is the node's own.
+Pure. Only lines whose letters hold a needle of some row are taken apart, as in block_scan, and after a stuck task those
+of its call trace. A line has its weight from the knowledge; the file around it can take weight away (the device
+recovered) and, for a disk, give some: a filesystem's trouble may keep jobs off its node only if the disk below it is
+the node's own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
@@ -19,11 +21,15 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.base.late_regex import late_regex
+from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.kernel_causes import ENDS, RULES, TRACE_WORDS, Rule, things_of
+from slurm_watchdog.knowledge.kernel_signatures import kernel_rows
+from slurm_watchdog.knowledge.site_rows import SiteRows
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
-from slurm_watchdog.parse.kernel_log.file import Message
+from slurm_watchdog.parse.kernel_log.file import Message, is_indented, is_stamped, read_line
 from slurm_watchdog.parse.kernel_log.line import KernelFact
+from slurm_watchdog.parse.training_log.block_scan import cover, letters, with_needle
 
 Role = Literal["cause", "consequence", "news"]
 
@@ -81,6 +87,90 @@ def class_of(fact: KernelFact) -> str:
 
 
 # ---------------------------------------------------------------------------------------- reading
+
+MAX_LINE_BYTES = 65536  # Of a line so much is looked at; a record of the journal as JSON has a few thousand bytes.
+TRACE_REACH = 5000
+"""Lines after a stuck task in which its node's next ones are looked for, where many nodes' lines are mixed."""
+TRIED = 2000  # Lines of a block in which the kernel is looked for, if none of them tells anything.
+SENTENCE_LINES = 6
+MAX_RECORD_LINES = 64
+MAX_NODES = 4096
+_ESCAPES = late_regex(rb"\x1b\[[0-9;]*m|\\x[0-9a-fA-F]{2}")
+"""Colours, and the kernel's way to write a byte: letters that are none of the message."""
+_BYTES = b'"MESSAGE":['  # The journal writes what is no UTF-8 as a list of numbers: such lines are always read.
+
+
+@lru_cache(maxsize=2)
+def _needles_of(_site: SiteRows) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    """(letters of which some are in the shape of each line that a row may match, what is searched for as it stands)."""
+    needles = {*(needle for row in kernel_rows() for needle in row.needles), *ELSEWHERE_NEEDLES}
+    bare = {needle for needle in needles if not letters(needle)}
+    return cover(needles - bare), (*sorted(needle.strip().encode() for needle in bare), _BYTES)
+
+
+class KernelScan:
+    """Takes blocks of whole lines and gives those that say something."""
+
+    def __init__(self) -> None:
+        self.lines = 0
+        self.speaks = False
+        """Whether the kernel speaks in any of them."""
+        self._read_until = 0
+        self._gpus: dict[str | None, tuple[int, str]] = {}
+        """Node -> (line, address) of the GPU that the first of several lines named."""
+
+    def messages(self, data: bytes, number: int | Sequence[int]) -> Iterator[Message]:
+        """Every line of the block with a fact or a word about the node's disks, and those of call traces.
+
+        `number` is that of the first line in its file, or of each line.
+        """
+        lines = data.removesuffix(b"\n").split(b"\n") if data else []
+        self.lines += len(lines)
+        wanted, bare = _needles_of(site_rows.current())
+        plain = _ESCAPES.sub(b"", data) if b"\x1b" in data or b"\\x" in data else data
+        shapes = letters(plain).split(b"\n")
+        telling = with_needle(set(shapes), wanted)
+        for at, line in enumerate(lines):
+            line_number = number + at if isinstance(number, int) else number[at]
+            tells = shapes[at] in telling or any(each in line for each in bare)
+            if not tells and (at >= TRIED or self.speaks) and line_number > self._read_until:
+                continue
+            message = read_line(line_number, _text(line).rstrip("\r"))
+            if message is None:
+                continue
+            self.speaks = True
+            if message.fact is not None and _is_continued(lines, at):
+                message = replace(message, fact=None)
+            message = self._with_address(message)
+            if message.fact is not None and message.fact.name in STUCK:
+                self._read_until = line_number + TRACE_REACH
+            yield message
+
+    def _with_address(self, message: Message) -> Message:
+        """The message with the GPU that a line just before named: NVIDIA's driver parts a sentence into four lines."""
+        fact = message.fact
+        if fact is None or not fact.name.startswith("gpu_"):
+            return message
+        if fact.name == "gpu_identity" and fact.pci_bus_id is not None:
+            if len(self._gpus) >= MAX_NODES:
+                self._gpus.clear()
+            self._gpus[message.node] = (message.number, fact.pci_bus_id)
+        line, address = self._gpus.get(message.node, (0, ""))
+        near = 0 < message.number - line <= SENTENCE_LINES
+        if fact.pci_bus_id is not None or fact.gpu is not None or not near or not line:
+            return message
+        return replace(message, fact=replace(fact, pci_bus_id=address))
+
+
+def _is_continued(lines: Sequence[bytes], at: int) -> bool:
+    first = at
+    while first > 0 and at - first < MAX_RECORD_LINES and is_indented(_text(lines[first])):
+        first -= 1
+    return first < at and is_stamped(_text(lines[first]))
+
+
+def _text(line: bytes) -> str:
+    return line[:MAX_LINE_BYTES].decode("utf-8", "replace")
 
 
 def _collect(
@@ -254,8 +344,7 @@ LOCAL_DISK_CLASSES = frozenset(
     {"disk_error", "nvme_down", "nvme_media_error", "filesystem_error", "filesystem_shut_down",
     "filesystem_read_only", "journal_aborted", "disk_offline"}
 )  # fmt: skip
-"""Of a disk of the node's own these say that its filesystem no longer works; of any other they say nothing
-about the node."""
+"""Of a disk of the node's own these say that its filesystem no longer works; of another one nothing about the node."""
 _PHYSICAL = late_regex(r"nvme\d+n?\d*|sd[a-z]{1,3}|ata\d+")
 _NOT_BROKEN = late_regex(
     r"no space|ENOSPC|error -?28\b|User initiated|CSTS=0x(?!ffffffff)|critical (?:target|nexus|space "
@@ -271,10 +360,7 @@ _ELSEWHERE = late_regex(
     r"transport \(tcp\)|sd \S+ alua:|scsi .*(?:PersistentDisk|LIO-ORG)"
     r"|usb \S+: USB disconnect)"
 )
-"""Lines that say that a disk is a stick, which may have been pulled out, a console's virtual medium, or
-somewhere in a storage network."""
-
-
+"""Lines that say that a disk is a stick (pulled out, perhaps), a console's virtual medium, or in a storage network."""
 ELSEWHERE_NEEDLES = (
     "removable disk",
     "scsi host",
@@ -288,8 +374,7 @@ ELSEWHERE_NEEDLES = (
 
 
 def _remote_disks(entries: Sequence[JudgedLine]) -> set[tuple[str | None, str]]:
-    """(node, disk) of disks that are reached over a network, and (node, "sd") where a SAN is seen, whose
-    disks are called sd, too."""
+    """(node, disk) of disks behind a network; (node, "sd") where a SAN is seen, whose disks are called sd, too."""
     remote: set[tuple[str | None, str]] = set()
     for entry in entries:
         if entry.class_name == "nvme_fabric" and entry.fact.device:

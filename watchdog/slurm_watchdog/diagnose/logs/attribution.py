@@ -100,8 +100,7 @@ def node_of_workers(error: FoundError) -> str | None:
 
 
 def node_of_all(case: LogCase) -> str | None:
-    """The only node whose tasks ended by themselves, where Slurm says of tasks elsewhere that it ended them
-    after that."""
+    """The only node whose tasks ended by themselves, where Slurm says of tasks elsewhere that it ended them then."""
     tasks = case.ranks.tasks
     own = {task.host for task in tasks if task.what.startswith("Exited with exit code")}
     ended = {task.host for task in tasks if task.what.startswith(("Terminated", "Killed"))}
@@ -208,8 +207,7 @@ def _first_failure(failures: Sequence[Failure], name: str, raised: bool) -> Fail
 
 
 def reason_of_launch(first: FoundError, roots: Sequence[FoundError]) -> FoundError:
-    """Of a step that did not start on several nodes the line with the reason that srun gives for all: on the others the
-    launch was only given up."""
+    """Of a step that did not start on several nodes the line with srun's reason for all: others only gave up."""
     whole = next((found for error in roots if (found := _LAUNCH_FAILED.search(error.raw_text))), None)
     if whole is None or _NOT_STARTED.search(first.raw_text) is None:
         return first

@@ -168,8 +168,7 @@ def odd_ranks(errors: Sequence[FoundError]) -> Suspects | None:
 def _stuck(
     errors: Sequence[FoundError], rank_of: dict[int, int | None], ranks_that_said: set[int], known: int
 ) -> Suspects | None:
-    """The few of whose watchdog threads torch says that they are stuck. One that reported a collective itself got stuck
-    later, in aborting it."""
+    """The few whose watchdog threads are stuck by torch's word. Who reported a collective got stuck in aborting it."""
     places = [place for place, error in enumerate(errors) if error.name == "watchdog_stuck"]
     stuck = {rank for place in places if (rank := rank_of.get(place)) is not None} - ranks_that_said
     if not stuck or len(stuck) > _few(known):
@@ -180,7 +179,6 @@ def _stuck(
 
 
 def _stalled(detail: Sequence[str]) -> tuple[int, ...]:
-    """The ranks that Horovod lists after its warning."""
     begins = next((place for place, text in enumerate(detail) if _STALLED.match(text)), None)
     if begins is None:
         return ()
@@ -203,10 +201,7 @@ def _mismatched(errors: Sequence[FoundError], places: list[int], rank_of: dict[i
         if errors[place].group_rank is not None and errors[place].group_rank != rank:
             return None  # groups of some of the ranks: what differs may be right
         size = match["numel"] if match["op"] in _EQUAL_SIZES else None
-        works.setdefault((_group_of(errors[place].raw_text), int(match["seq"])), {})[rank] = (
-            match["op"],
-            size,
-        )
+        works.setdefault((_group_of(errors[place].raw_text), int(match["seq"])), {})[rank] = (match["op"], size)
     for by_rank in works.values():
         counted = Counter(by_rank.values()).most_common()
         if len(counted) < 2 or len(by_rank) < 3:
@@ -221,7 +216,6 @@ def _mismatched(errors: Sequence[FoundError], places: list[int], rank_of: dict[i
 def _behind(
     errors: Sequence[FoundError], places: list[int], rank_of: dict[int, int | None], ranks_that_said: int
 ) -> Suspects | None:
-    """The few whose last collective is before that of all others of their group."""
     enqueued: dict[str, dict[int, int]] = {}
     completed: dict[str, dict[int, int]] = {}
     numbers: dict[str, dict[int, int]] = {}
@@ -295,8 +289,7 @@ def _works_of_ranks(timeouts: Sequence[FoundError]) -> dict[int, set[str]]:
 
 
 SPEAKERS = 2
-"""So many different ranks have to say that they lost one, where any of them is named; rank 0 may be the only one that
-logs."""
+"""So many ranks have to say that they lost one, where any of them is named; rank 0 may be the only one that logs."""
 
 
 def lost_rank(errors: Sequence[FoundError], ranks: Ranks) -> Suspects | None:

@@ -12,16 +12,15 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from slurm_watchdog.base.late_regex import late_regex
+from slurm_watchdog.diagnose.logs.grouping import with_sections, without_line_numbers, without_modules
 from slurm_watchdog.diagnose.logs.line import Line, classify, host_word, read_line
-from slurm_watchdog.diagnose.logs.sections import with_sections, without_line_numbers, without_modules
-from slurm_watchdog.diagnose.logs.timestamps import Clock, Stamp, origin_of, stamp_of
 from slurm_watchdog.diagnose.logs.wrapped import unwrapped
 from slurm_watchdog.knowledge.progress_patterns import LONE_LOSS, LONE_LOSS_NEEDLES, Pattern
 from slurm_watchdog.model.observations import EventKind
+from slurm_watchdog.parse.timestamps import Clock, Stamp, origin_of, stamp_of
 from slurm_watchdog.parse.training_log.block_scan import MAX_LINE_BYTES, ShapeMemory, letters, scan
 from slurm_watchdog.parse.training_log.context import Context
-from slurm_watchdog.parse.training_log.fact import LogFact
-from slurm_watchdog.parse.training_log.text import plain_line
+from slurm_watchdog.parse.training_log.text import LogFact, plain_line
 
 HEAD_LINES = 150
 TAIL_LINES = 250
@@ -30,10 +29,10 @@ AROUND = 60  # Lines kept before and after each that looks like an error: a trac
 MAX_KEPT = 60_000
 MAX_LATE = 20_000  # Of the kept lines so many are kept for what comes last, when the first ones have taken the others.
 ERRORS_IN_FULL = 6_000
-STEPS_IN_FULL = 4_000
+STEPS_IN_FULL = 6_000
 MAX_FACTS = 120_000
 MAX_STEP = 1 << 53
-SETUP_BYTES = 8 * 1024**2  # So far from the beginning a log is searched for the size of the job.
+SETUP_BYTES = 4 * 1024**2  # So far from the beginning a log is searched for the size of the job.
 TRIES_OF_BLOCK, MAX_TRIES = 200, 5000
 """Lines that are searched for a time behind the last line that tells anything, if that has none."""
 SEEN_BYTES = 400  # A line's time stands within its first characters.
@@ -58,8 +57,7 @@ class Fact(msgspec.Struct):
     text: str = ""
     at: float | None = None  # On the clock of the log; set when all is read.
     until: Stamp | None = None
-    """Of the last line that tells anything, if it has no time: that of the next line with one, before which it was
-    written."""
+    """Of the last line that tells anything, if it has no time: that of the next line with one."""
 
 
 class Digest(msgspec.Struct):
@@ -79,8 +77,7 @@ class Digest(msgspec.Struct):
     """(line, time) of those whose time is known, in the order of the file."""
     ended_line: int | None = None  # Where someone ended the run, if no step was made after it.
     lone_losses: tuple[int, int] = (0, 0)
-    """(how many times the loss that stands in a line of its own was no number, up to the end; the line of the
-    first of these)."""
+    """(how often the loss that has a line of its own was no number, up to the end; the first of these lines)."""
 
     def ends(self, since_line: int) -> float | None:
         """The latest time in the lines from `since_line` on: what stands before it may be of a clock that was set
@@ -108,8 +105,7 @@ class Collector:
         self._context = Context()
 
     def add(self, data: bytes, first_line: int, numbers: Sequence[int] | None = None) -> None:
-        """`numbers`: of each line of `data` its number in the file, where it is not simply counted on from
-        `first_line`."""
+        """`numbers`: of each line of `data` its number in the file, where these are not counted from `first_line`."""
         data, numbers = unwrapped(data, first_line, numbers)
         found = scan(data, self._seen, self._own)
         self._left_out += found.errors_left_out
@@ -213,8 +209,7 @@ class Collector:
 
 
 def take_apart(ordered: list[tuple[int, str]], hosts: frozenset[str] = frozenset()) -> tuple[list[Line], list[int]]:
-    """(the lines, the numbers of those that are headings) of (number, text) in the order of a file; `hosts`
-    are known to be hosts."""
+    """(the lines, the numbers of headings) of (number, text) in the order of a file; `hosts` are known to be hosts."""
     ordered = _unpadded(ordered)
     hosts |= _hosts([text for _, text in ordered])
     quoted = sum(text.startswith(">") for _, text in ordered) > 0.3 * max(1, len(ordered))

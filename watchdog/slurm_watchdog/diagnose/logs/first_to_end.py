@@ -18,8 +18,7 @@ from slurm_watchdog.knowledge.launcher_exits import Ending
 
 ALIKE_SHARE = 0.5  # Where so many of the ranks ended in the same way, none of them is the one.
 WATCHED_EVERY_S = 6.0
-"""torchelastic looked at its workers every 5 s before torch 2.3, on each node by itself: a failure that one of them saw
-so much earlier was earlier."""
+"""torchelastic looked at a node's workers every 5 s before torch 2.3: a failure seen so much earlier was earlier."""
 SAME_S = 1.0  # The tables have whole seconds.
 IN_ORDER = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
 """With which launchers, Slurm and people end a process."""
@@ -114,8 +113,7 @@ def _by_themselves(ends: Sequence[End]) -> list[End]:
 
 
 def _differs(ends: Sequence[End]) -> bool:
-    """Whether one ended before all others, and in another way than they: their ways are alike, as of those that lost
-    it."""
+    """Whether one ended before all others and in another way: theirs are alike, as of those that lost it."""
     others = {end.how.code for end in ends[1:]}
     return (
         len(ends) > 1 and ends[0].number == 1 and len(others) == 1 and ends[0].how.code not in others
@@ -194,7 +192,6 @@ def _earliest(roots: list[End]) -> list[End]:
 
 
 def _world(ranks: Ranks, ends: Sequence[End]) -> int:
-    """How many ranks there are, as far as anything shows."""
     highest = max([*ranks.seen, *(end.how.rank for end in ends if end.how.rank is not None)], default=-1)
     return ranks.world or max(highest + 1, ranks.closed + _number(_by_whom(ends)))
 

@@ -1,15 +1,19 @@
-"""Which files are logs of one job, and what their names say about who wrote them. Pure: names go in."""
+"""Whose lines are whose by what stands around them: which files are logs of one job, what their names say, and what the
+layout of a text says (a heading for each rank, numbers that only count). Pure.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from msgspec.structs import replace
 
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.diagnose.logs.line import Line
+from slurm_watchdog.diagnose.logs.line import NOBODY, Line, Who, without_numbers
+from slurm_watchdog.diagnose.logs.ranks import DYING
 
 _ATTEMPT = late_regex(r"(?:^|/)(?P<attempt>attempt_\d+)/(?P<local>\d+)/(?P<stream>stdout|stderr)[\w.]*$")
 _RANK = late_regex(r"(?:^|[/._-])(?:global[_-]?)?rank[_.-]?(?P<rank>\d+)(?=[/._-]|$)", re.IGNORECASE)
@@ -72,8 +76,7 @@ def group(paths: Sequence[str]) -> list[list[int]]:
 
 
 def base_of(path: str, paths: Sequence[str]) -> str:
-    """The log of which `path` is an older part (`train.log` of `train.log.2.gz`), if that is one of `paths`; else
-    `path` itself."""
+    """The log of which `path` is an older part (`train.log` of `train.log.2.gz`), if in `paths`; else `path`."""
     match = _ROTATED.fullmatch(path)
     return match["base"] if match and match["base"] in paths else path
 
@@ -84,7 +87,6 @@ def rotated_parts(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _age(path: str, paths: Sequence[str]) -> tuple[bool, int]:
-    """Sorts the parts of one log, the oldest first, and leaves all other paths in their order."""
     match = _ROTATED.fullmatch(path) if base_of(path, paths) != path else None
     if match is None:
         return True, 0
@@ -92,8 +94,7 @@ def _age(path: str, paths: Sequence[str]) -> tuple[bool, int]:
 
 
 def local_is_rank(paths: Sequence[str], world: int | None) -> bool:
-    """Whether torchrun's folders, which are numbered by local rank, are ranks: one node's, all there, and no
-    more ranks known."""
+    """Whether torchrun's folders, numbered by local rank, are ranks: one node's, all there, and no more known."""
     locals_ = {who.local for path in paths if (who := named_by(path)).local is not None}
     return bool(locals_) and (world is None or world <= max(number or 0 for number in locals_) + 1)
 
@@ -109,3 +110,79 @@ def with_rank(lines: Sequence[Line], rank: int | None, local: int | None, host: 
             who = replace(who, host=host)
         filled.append(line if who is line.who else replace(line, who=who))
     return filled
+
+
+_FENCE = r"[-=*#~+_]{3,}"
+_FILE = late_regex(r"^==> (?P<path>.{1,300}) <==$")
+_BEGIN = late_regex(
+    rf"^{_FENCE} ?(?P<end>End )?(?:Begin )?(?:(?:of|for|output|log|logs|stdout|stderr) )*(?:global "
+    rf")?rank[ =:_]?(?P<rank>\d{{1,6}})\b(?: \(?(?:STDOUT|STDERR|log|logs|output)\)?)?:? ?{_FENCE}$",
+    re.IGNORECASE,
+)
+_STARTS = frozenset({"==>", *(sign * 3 for sign in "-=*#~+_")})
+_FRAME = late_regex(r'\s*File "[^"]+", line \d+')
+_MODULE = late_regex(r"\[\w[\w./-]*\.py:\d{1,5}\]")
+FEW_LINES = 20
+SMALL = 100
+"""A task's number is below it, or comes again: of few lines a rising number above is a line's (`grep -n`)."""
+LEAST_OF_A_LIST = 3  # 1, 2, 3: someone counts; a task 0 would be there, too.
+
+
+def without_line_numbers(lines: Sequence[Line]) -> list[Line]:
+    """The lines without the numbers in front, if these only count lines: they rise with each, and never come again.
+
+    `srun --label` puts the same number before each line of a task, and its tasks begin with 0.
+    """
+    numbers = [line.who.number or 0 for line in lines if line.who.labelled]
+    if not numbers or numbers[0] == 0 or any(one >= other for one, other in pairwise(numbers)):
+        return list(lines)
+    is_list = numbers == list(range(1, len(numbers) + 1)) and len(numbers) >= LEAST_OF_A_LIST
+    if len(numbers) < FEW_LINES and numbers[-1] < SMALL and not is_list:
+        return list(lines)
+    return without_numbers(lines, lambda who: who.labelled)
+
+
+def without_modules(lines: Sequence[Line]) -> list[Line]:
+    """The lines without a host and its number in brackets, if there is but one such host and its numbers are
+    large, or other lines have a file there: loggers put a module and its line there (`[gpt2:120]`), and of a
+    job's ranks some have small numbers."""
+    bracketed = [line for line in lines if line.who.host is not None and line.who.number is not None]
+    if any(DYING.match(line.text) or _FRAME.match(line.text) for line in bracketed):
+        return list(lines)  # mpirun's, with a process's number; a logger has no prefix within a traceback
+    speakers = [line.who for line in bracketed]
+    if not speakers or len({who.host for who in speakers}) > 1:
+        return list(lines)
+    if min(who.number or 0 for who in speakers) < SMALL and not any(_MODULE.match(line.raw) for line in lines):
+        return list(lines)
+    named = speakers[0].host
+    return without_numbers(lines, lambda who: who.host == named and who.number is not None)
+
+
+def with_sections(lines: Sequence[Line]) -> tuple[list[Line], list[int]]:
+    """(the lines, in their order; the numbers of the lines that are headings). Those under a heading that
+    names a rank have it where they name no one themselves."""
+    filled: list[Line] = []
+    headings: list[int] = []
+    current: Who = NOBODY
+    for line in lines:
+        text = line.raw.strip()
+        heading = _heading(text) if text[:3] in _STARTS else None
+        if heading is not None:
+            current = heading
+            headings.append(line.number)
+        elif current.named and not line.who.named:
+            line = replace(line, who=current)
+        filled.append(line)
+    return filled, headings
+
+
+def _heading(text: str) -> Who | None:
+    """Whose lines follow, NOBODY where a part ends; None if it is no heading."""
+    file = _FILE.match(text)
+    if file is not None:
+        named = named_by(file["path"])
+        return Who(rank=named.rank, local=named.local, host=named.host)
+    part = _BEGIN.match(text)
+    if part is None:
+        return None
+    return NOBODY if part["end"] else Who(rank=int(part["rank"]))

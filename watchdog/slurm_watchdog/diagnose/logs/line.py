@@ -9,12 +9,15 @@ slurm_watchdog.diagnose.logs.ranks).
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from msgspec.structs import replace
 
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.diagnose.logs.timestamps import Stamp, stamp_of
 from slurm_watchdog.knowledge.log_signatures import log_table
+from slurm_watchdog.parse.timestamps import Stamp, stamp_of
 from slurm_watchdog.parse.training_log.line import Rows, parse_line
 
 MAX_CHARS = 2000  # Characters of a line that are looked at.
@@ -23,8 +26,7 @@ _HOST = r"[A-Za-z][\w-]*(?:\.[\w-]+)*"
 _NUMBERED_HOST = (
     r"(?!\w*_)(?=[\w.-]*\d[\w.-]*:)(?![\w.-]+\.(?:py|pyx|cc|cpp|cxx|cu|cuh|c|h|hpp|rs|go|java|js|ts)\d?:)" + _HOST
 )
-"""In brackets before a number: loggers put a module and its line in the same place (`[core.py:588]`,
-`[trainer:88]`), which is no one."""
+"""In brackets before a number; loggers put a module and its line there (`[core.py:588]`, `[trainer:88]`)."""
 _WORD_HOST = (
     r"(?!(?:[dtpecs]p|pg|stage|group|mesh|default|trainer|(?:local_?)?rank|[a-z_]*worker)[_-]?\d+\b)(?=[\w.-]*\d)"
     + _HOST
@@ -143,6 +145,11 @@ class Who(Struct, kw_only=False):
     def named(self) -> bool:
         return self != NOBODY
 
+    @property
+    def labelled(self) -> bool:
+        """Whether a number stands in front, as of `srun --label`, and no host."""
+        return self.number is not None and self.host is None
+
 
 NOBODY = Who()
 
@@ -163,6 +170,11 @@ class Line(Struct, kw_only=False):
         return len(self.text) - len(self.text.lstrip())
 
 
+def without_numbers(lines: Iterable[Line], which: Callable[[Who], bool]) -> list[Line]:
+    """The lines, of those that are meant without the number in front and the host that it belongs to."""
+    return [replace(line, who=replace(line.who, host=None, number=None)) if which(line.who) else line for line in lines]
+
+
 def plain(raw: str) -> str:
     """Without colours and control characters, at most MAX_CHARS characters; tabs stay."""
     text = raw[:MAX_CHARS]
@@ -172,8 +184,7 @@ def plain(raw: str) -> str:
 
 
 def read_line(number: int, raw: str, hosts: frozenset[str] = frozenset(), quoted: bool = False) -> Line:
-    """Takes a line apart. `hosts` are words before a colon that are known to be hosts; `quoted`: `> ` may
-    stand in front."""
+    """Takes a line apart. `hosts`: words before a colon that are known to be hosts; `quoted`: `> ` may be in front."""
     text = plain(raw)
     whole = text
     if quoted:
@@ -291,13 +302,7 @@ def _from_json(number: int, text: str, stamp: Stamp | None, whole: str) -> Line:
         both = f"{both}\\n{raised['text']}"
     message = both.replace('\\"', '"').replace("\\n", LINE_END) if message_match else text
     return Line(
-        number,
-        message,
-        who,
-        stamp,
-        _LEVELS.get(level["level"].upper(), "error") if level else None,
-        None,
-        whole,
+        number, message, who, stamp, _LEVELS.get(level["level"].upper(), "error") if level else None, None, whole
     )
 
 
@@ -306,7 +311,6 @@ def _int(text: Any) -> int | None:
 
 
 def classify(text: str) -> str | None:
-    """The row of slurm_watchdog.knowledge.log_signatures that a text matches; None if none does, or if it is
-    said to be harmless."""
+    """The row of knowledge.log_signatures that a text matches; None if none does, or if it is said to be harmless."""
     fact = parse_line(text, Rows(log_table().signatures, (), (), False))
     return fact.pattern if fact is not None else None

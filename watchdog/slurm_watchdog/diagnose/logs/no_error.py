@@ -1,5 +1,4 @@
-"""A run whose log has no error that ended it: whether it hangs, trains on a loss that is no number, or became worse.
-Pure."""
+"""A run whose log has no error that ended it: it may hang, train on NaN, or have become worse. Pure."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ class Behind(Struct, kw_only=False):
 
 
 def stops_first(sources: Sequence[Source], world: int | None) -> Behind | None:
-    """Whose log has the last step before that of all others, by one line or two; None if no one's has, or if it cannot
-    be told."""
+    """Whose log has its last step before that of all others, by one line or two; None: no one's, or not known."""
     steps = {}
     for source in (each for each in sources if each.part_of is None):
         who = (source.rank, source.host if source.rank is None else None)
@@ -108,11 +106,10 @@ def of_numbers(case: LogCase) -> LogVerdict | None:
             "hang", silence.line, number, f"{sentence(summary)} {sentence(first.reason)}", first.host, first.rank,
             missing=() if first.rank is None else (first.rank,), suspected=first.reason,
         )  # fmt: skip
-    return _of_waiting(case) or _of_loss(case) or _of_spike(case) or _of_speed(case)
+    return _of_waiting(case) or _of_loss(case) or _of_words(case, "loss_spike") or _of_words(case, "slow_job")
 
 
 def _of_waiting(case: LogCase) -> LogVerdict | None:
-    """Every file that logs anything ends with signs of life alone, or with less."""
     waiting = [(number, source) for number, source in enumerate(case.sources) if source.waiting is not None]
     if not waiting or any(source.progress.rises and source.waiting is None for source in case.sources):
         return None
@@ -142,18 +139,14 @@ def _of_loss(case: LogCase) -> LogVerdict | None:
     return None
 
 
-def _of_spike(case: LogCase) -> LogVerdict | None:
+def _of_words(case: LogCase, name: str) -> LogVerdict | None:
+    """A loss that jumped and came back just now or never, or steps that surely take longer."""
     for number, source in enumerate(case.sources):
-        jump = source.loss_jump
-        if jump is not None and jump.steps_since <= SPIKE_IS_NEWS:
-            return LogVerdict("loss_spike", jump.line, number, sentence(spike_words(source)))
-    return None
-
-
-def _of_speed(case: LogCase) -> LogVerdict | None:
-    for number, source in enumerate(case.sources):
-        if source.slower is not None and source.slower.sure:
-            return LogVerdict("slow_job", source.slower.line, number, sentence(slower_words(source)))
+        jump, slower = source.loss_jump, source.slower
+        if name == "loss_spike" and jump is not None and jump.steps_since <= SPIKE_IS_NEWS:
+            return LogVerdict(name, jump.line, number, sentence(spike_words(source)))
+        if name == "slow_job" and slower is not None and slower.sure:
+            return LogVerdict(name, slower.line, number, sentence(slower_words(source)))
     return None
 
 

@@ -43,12 +43,10 @@ AVERAGED = frozenset({
     "tqdm", "tqdm_open", "tqdm_count", "nemo", "levanter", "lightning", "lightning_open", "lightning_rich",
     "yolo", "yolo_line", "torchtune", "keras",
 })  # fmt: skip
-"""Their rates are averages over the past: a change shows late and smeared, so the times of the lines are
-compared instead."""
+"""Their rates are averages: a change shows late and smeared, so the times of the lines are compared instead."""
 _NO_GRADIENT = late_regex(r"grad(?:ient)?[_ ]norm\W{1,4}nan\b", re.IGNORECASE)
 SILENT_LOSSES = 5
-"""So many times the usual number of steps between two losses may stand behind the last one: then it was the
-last of the run."""
+"""So many times the usual steps between two losses may stand behind the last one: then it was the last of the run."""
 BARS = frozenset({"tqdm", "tqdm_open", "tqdm_count", "ignite_bar"})
 CLOCK_STEP_S = 1.0
 LEAST_TICKS = 10
@@ -103,8 +101,7 @@ class NoNumber(Struct):
 
 
 ALSO_WHEN_IT_DIES = frozenset({"wandb_summary", "torn_down"})
-"""Signs of an end that come from a `finally` or an exit handler: they say that nothing hangs, and not that
-all went well."""
+"""Signs of an end from a `finally` or an exit handler: they say that nothing hangs, and not that all went well."""
 
 
 def main_facts(digest: Digest) -> list[Fact]:
@@ -177,7 +174,6 @@ def _trained(ends: Sequence[Fact]) -> int | None:
 
 
 def _steps_taken(facts: Sequence[Fact]) -> list[tuple[Fact, float]]:
-    """(line, seconds of one step) from the times of the lines."""
     taken, before = [], None
     for fact in facts:
         if before is not None and fact.at is not None and before.at is not None:
@@ -243,8 +239,7 @@ def read_changes(digest: Digest) -> tuple[Change, ...]:
 
 
 def read_slower(digest: Digest) -> Change | None:
-    """The change after which steps take longer, up to the end; sure in a long run only where the detector of a job
-    that runs would believe it, too."""
+    """The change after which steps take longer, up to the end; in a long run sure only where `slow_job` would be."""
     changes = read_changes(digest)
     if not changes or changes[-1].percent <= 0:
         return None
@@ -259,8 +254,7 @@ def read_slower(digest: Digest) -> Change | None:
 
 
 def _over_ticks(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:
-    """The same, each over as many steps as take LEAST_TICKS ticks of a clock of whole seconds, with the place of the
-    first of them."""
+    """The same, each over as many steps as take LEAST_TICKS ticks of a clock of whole seconds, at the first's place."""
     found: list[tuple[Fact, float]] = []
     begun: tuple[Fact, float, float] | None = None
     for fact, _ in times:
@@ -289,7 +283,6 @@ def steps_between(times: Sequence[tuple[Fact, float]]) -> float:
 
 
 def _without_first(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:
-    """Without the first steps of each run in the log."""
     kept, run = [], 0
     before: float | None = None
     for fact, seconds in times:
@@ -312,8 +305,7 @@ def _of_one_batch(times: list[tuple[Fact, float]]) -> list[list[tuple[Fact, floa
 
 
 def _short_split(values: list[float], excerpt: bool) -> int | None:
-    """In a short series: the place from which all values lie beyond all before it, by SHIFT and far beyond
-    their scatter."""
+    """In a short series: where all values from there lie beyond all before, by SHIFT and far beyond their scatter."""
     least_before, least_after = (EXCERPT_BEFORE, EXCERPT_AFTER) if excerpt else (LEAST_SPLIT, LEAST_SPLIT)
     for place in range(least_before, len(values) - least_after + 1):
         before, after = values[:place], values[place:]
@@ -367,15 +359,13 @@ def read_phases(digest: Digest) -> list[dict[str, object]]:
 
 
 def _is_no_number(fact: Fact) -> bool:
-    """A loss that is no number, or one of zero whose gradient is none: so half precision shows it where it is
-    summed up."""
+    """A loss that is no number, or one of zero whose gradient is none: so half precision shows it when summed up."""
     loss = fact.fact.loss
     return loss is not None and (not isfinite(loss) or (loss == 0.0 and _NO_GRADIENT.search(fact.text) is not None))
 
 
 def _with_loss(digest: Digest) -> list[Fact]:
-    """The lines that tell the loss: those of the run's progress or, where a bar counts and says no loss,
-    those that stand beside it."""
+    """The lines that tell the loss: those of the run's progress or, where a bar counts and has none, those beside."""
     main = main_facts(digest)
     with_loss = [fact for fact in main if fact.fact.loss is not None]
     if with_loss or not main:

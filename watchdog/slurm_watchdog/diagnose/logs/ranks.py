@@ -14,9 +14,9 @@ import msgspec
 
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.diagnose.logs.line import Line, Who
-from slurm_watchdog.diagnose.logs.timestamps import Stamp, stamp_of
 from slurm_watchdog.knowledge.launcher_exits import Ending, code_in_words, code_of, ending_of
 from slurm_watchdog.knowledge.ray_train import died_of, seat_of
+from slurm_watchdog.parse.timestamps import Stamp, stamp_of
 
 LOCAL_RANKS = 16  # More ranks than on any node.
 LIKELY_WORLD = 1 << 14  # Numbers from here on are no ranks where the log does not say how many there are.
@@ -68,8 +68,7 @@ class Failure(msgspec.Struct):
 
 
 class Task(msgspec.Struct):
-    """Slurm's word of tasks that ended, `srun: error: n2: task 5: Segmentation fault`; of several together
-    `task` is None."""
+    """Slurm's word of tasks that ended, `srun: error: n2: task 5: Segmentation fault`; of several `task` is None."""
 
     line: int
     host: str
@@ -100,8 +99,7 @@ class Ranks(msgspec.Struct):
     launcher: bool = False
     tasks_are_ranks: bool = True
     several_a_host: bool = False
-    """Slurm speaks of several tasks on one host, or lines are labelled by task: then a task is no launcher of
-    several ranks."""
+    """Several tasks on one host, or lines labelled by task: then a task is no launcher of several ranks."""
     host_numbers_are_ranks: bool = True
     failures: list[Failure] = msgspec.field(default_factory=list)
     tasks: list[Task] = msgspec.field(default_factory=list)
@@ -145,8 +143,7 @@ class Ranks(msgspec.Struct):
         return ranks.pop() if len(ranks) == 1 else None
 
     def is_one_process(self, who: Who) -> bool:
-        """Whether all lines of a `who` are one process's: a host has several, and so has a local rank but on
-        a single node."""
+        """Whether all lines of a `who` are one process's: a host has several, a local rank but on a single node."""
         if who.rank is not None or who.number is not None or who.pid is not None:
             return True
         if who.local is None:
@@ -190,7 +187,6 @@ class Ranks(msgspec.Struct):
         return not self.several_a_host and any("Exited with exit code" in task.what for task in self.tasks)
 
     def _by_table(self, local: int, host: str | None) -> int | None:
-        """The rank of a local rank: only if torchrun's table has exactly one that it can be."""
         rows = [f for f in self.failures if f.local == local and f.rank is not None]
         if host is not None:
             rows = [f for f in rows if f.host is not None and short_host(f.host) == short_host(host)] or rows
@@ -233,9 +229,9 @@ def read_ranks(lines: Sequence[Line]) -> Ranks:
     if ranks.host_numbers_are_ranks:
         ranks.seen |= set(on_hosts)
     if ranks.tasks_are_ranks:
-        ranks.seen |= {line.who.number for line in lines if line.who.number is not None and line.who.host is None}
+        ranks.seen |= {line.who.number or 0 for line in lines if line.who.labelled}
     hosts = [task.host for task in ranks.tasks]
-    labelled = any(line.who.number is not None and line.who.host is None for line in lines)
+    labelled = any(line.who.labelled for line in lines)
     ranks.several_a_host = labelled or len(set(hosts)) < len(hosts) or any(task.task is None for task in ranks.tasks)
     plausible = [world for world in worlds if 0 < world < MAX_WORLD]
     if plausible:
@@ -244,7 +240,6 @@ def read_ranks(lines: Sequence[Line]) -> Ranks:
 
 
 def _read_ray(line: Line, ranks: Ranks) -> None:
-    """Which rank a process of Ray is, and which of them died."""
     who = line.who
     row = seat_of(line.text) if "world_rank=" in line.text else None
     if row is not None:
@@ -267,7 +262,6 @@ def _worlds(text: str) -> list[int]:
 
 
 def _read_ends(line: Line, ranks: Ranks) -> None:
-    """What Slurm or a launcher says of a task that ended, in one line."""
     if "srun: error" in line.text:
         task = TASKS_ENDED.search(line.text)
         if task:
@@ -309,7 +303,6 @@ def closed_by_torchrun(text: str) -> int | None:
 
 
 def _read_tables(lines: Iterable[Line]) -> Iterable[Failure]:
-    """The rows of torchrun's tables, of each node its own."""
     open_rows: dict[Who, Failure] = {}
     roots: dict[Who, bool] = {}
     for line in lines:

@@ -11,21 +11,13 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.text import plural
+from slurm_watchdog.diagnose.logs import progress as runs
 from slurm_watchdog.diagnose.logs.case import LogVerdict, Source
 from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Digest, put_on_clock
 from slurm_watchdog.diagnose.logs.grouping import base_of, local_is_rank, named_by, rotated_parts, with_rank
 from slurm_watchdog.diagnose.logs.no_error import OF_NUMBERS, STILL_TRAINS, slower_words, spike_words
-from slurm_watchdog.diagnose.logs.progress import (
-    read_changes,
-    read_loss_jump,
-    read_no_number,
-    read_phases,
-    read_progress,
-    read_slower,
-)
 from slurm_watchdog.diagnose.logs.ranks import Ranks, read_ranks
 from slurm_watchdog.diagnose.logs.silence import last_words, read_silence, read_waiting
-from slurm_watchdog.diagnose.logs.timestamps import parse_time
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError, find_errors
 from slurm_watchdog.diagnose.logs.verdict import find_verdict
 from slurm_watchdog.knowledge.frameworks import recognise
@@ -33,6 +25,7 @@ from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.knowledge.other_documents import GIVE_OUTPUT, looks_like
 from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.knowledge.remediation_hints import Hint, hints_for
+from slurm_watchdog.parse.timestamps import parse_time
 
 CONTINUED = 3
 _NAMES = late_regex(
@@ -56,11 +49,7 @@ class RunReport:
     """The files of one job, and the verdict over them."""
 
     def __init__(
-        self,
-        sources: list[Source],
-        ranks: Ranks,
-        verdict: LogVerdict | None,
-        excerpts: Sequence[LogVerdict] = (),
+        self, sources: list[Source], ranks: Ranks, verdict: LogVerdict | None, excerpts: Sequence[LogVerdict] = ()
     ) -> None:
         self.sources, self.ranks, self.verdict = sources, ranks, verdict
         self.excerpts = [each for each in excerpts if verdict is None or each.line != verdict.line]
@@ -84,9 +73,9 @@ class RunReport:
                 "advancing": progress.advancing and (self.verdict is None or self.verdict.name in STILL_TRAINS),
                 "step_seconds_median": progress.step_seconds_median,
             },
-            "phases": read_phases(source.digest),
+            "phases": runs.read_phases(source.digest),
             "throughput_changes": [
-                _fields(each, "step", "before_s", "after_s", "percent") for each in read_changes(source.digest)
+                _fields(each, "step", "before_s", "after_s", "percent") for each in runs.read_changes(source.digest)
             ],
             "errors": errors,
             "errors_left_out": max(0, len(source.errors) - len(errors)) + source.digest.left_out,
@@ -100,7 +89,6 @@ class RunReport:
         }
 
     def _notes(self, source: Source) -> list[str]:
-        """What a run without a verdict has left behind, or lived with to its end."""
         if self.verdict is not None:
             return []
         return [words for words in (spike_words(source), slower_words(source)) if words]
@@ -126,26 +114,21 @@ class RunReport:
         return hints_for(self.verdict.name, self.verdict.text) if self.verdict is not None else ()
 
     def _errors(self, source: Source) -> list[dict[str, Any]]:
-        rows = []
-        places = sorted(range(len(source.errors)), key=lambda at: source.errors[at].line)
-        if len(places) > MAX_ERRORS:
-            cause = [at for at in places if source.roles.get(at) == "cause"]
-            places = sorted({*places[: MAX_ERRORS - 50], *cause, *places[-50:]})
-        for at in places:
-            error = source.errors[at]
-            rank = self.ranks.rank_of(error.who)
-            rows.append(
-                {
-                    "line": error.line,
-                    "class": error.name,
-                    "role": source.roles.get(at, "noise"),
-                    "host": self.ranks.host_of(error.who, rank),
-                    "rank": rank,
-                    "text": error.text[:500],
-                    "more": _continued(error),
-                }
-            )
-        return rows
+        errors = sorted(source.errors, key=lambda error: error.line)
+        left_out = range(MAX_ERRORS - 50, len(errors) - 50) if len(errors) > MAX_ERRORS else ()
+        return [self._error(each) for at, each in enumerate(errors) if at not in left_out or each.role == "cause"]
+
+    def _error(self, error: FoundError) -> dict[str, Any]:
+        rank = self.ranks.rank_of(error.who)
+        return {
+            "line": error.line,
+            "class": error.name,
+            "role": error.role,
+            "host": self.ranks.host_of(error.who, rank),
+            "rank": rank,
+            "text": error.text[:500],
+            "more": _continued(error),
+        }
 
 
 def _fields(value: object, *names: str) -> dict[str, Any]:
@@ -207,34 +190,27 @@ def judge_job(
     seen_at: str | None = None,
     written_at: Sequence[float | None] = (),
 ) -> RunReport:
-    """What the logs of one job say together. `seen_at`: as a person wrote it; `written_at`: of each file, in
-    local time."""
+    """What the logs of a job say together. `seen_at`: as a person wrote it; `written_at`: of each file, local time."""
     sources = []
     names = [named_by(base_of(path, paths)) for path in paths]
     ranks = read_ranks([line for digest in digests for line in digest.lines])
     together = len(paths) > 1
     as_rank = together and local_is_rank(paths, ranks.world)
     for digest, name in zip(digests, names, strict=True):
-        rank = name.rank if together else None
-        local = name.local
-        if local is not None and as_rank and rank is None:
-            rank = local
-        if rank is not None or local is not None or (name.host and together):
-            digest.lines = with_rank(digest.lines, rank, local, name.host if together else None)
+        rank, host = (name.rank, name.host) if together else (None, None)
+        rank = name.local if as_rank and rank is None else rank
+        if rank is not None or name.local is not None or host:
+            digest.lines = with_rank(digest.lines, rank, name.local, host)
     if together:
         ranks = read_ranks([line for digest in digests for line in digest.lines])
-        of_files = [name.rank for name in names]
-        ranks.files = (
-            frozenset(rank for rank in of_files if rank is not None)
-            if all(r is not None for r in of_files)
-            else frozenset()
-        )
+        of_files = [name.rank for name in names if name.rank is not None]
+        ranks.files = frozenset(of_files if len(of_files) == len(names) else ())
     if any(digest.ended_line is not None for digest in digests):
         seen_at = None  # nothing has hung since
     older = rotated_parts(paths)
     last_said = last_words(digests)
     for number, (path, digest, name) in enumerate(zip(paths, digests, names, strict=True)):
-        progress = read_progress(digest)
+        progress = runs.read_progress(digest)
         written = written_at[number] if written_at and seen_at is not None else None
         at = parse_time(seen_at, digest.clock) if seen_at is not None else last_said[number]
         sources.append(
@@ -246,9 +222,9 @@ def judge_job(
                 read_silence(digest, progress, at, written, settings.limits)
                 if digest.segments is None and path not in older
                 else None,
-                read_no_number(digest),
-                read_loss_jump(digest),
-                read_slower(digest),
+                runs.read_no_number(digest),
+                runs.read_loss_jump(digest),
+                runs.read_slower(digest),
                 read_waiting(digest) if digest.segments is None and not progress.finished else None,
                 rank=name.local if as_rank and name.rank is None else name.rank,
                 host=name.host,

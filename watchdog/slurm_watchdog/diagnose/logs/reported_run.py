@@ -14,23 +14,20 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.diagnose.logs.case import LogCase, Source
+from slurm_watchdog.diagnose.logs.case import STEP_SLACK_S, LogCase, Source
 from slurm_watchdog.diagnose.logs.digest import Digest, put_on_clock, take_apart
 from slurm_watchdog.diagnose.logs.grouping import local_is_rank, named_by, with_rank
-from slurm_watchdog.diagnose.logs.line import Line
+from slurm_watchdog.diagnose.logs.line import Line, without_numbers
 from slurm_watchdog.diagnose.logs.progress import Progress
 from slurm_watchdog.diagnose.logs.ranks import Ranks, read_ranks, short_host
-from slurm_watchdog.diagnose.logs.survived import STEP_SLACK_S
 from slurm_watchdog.diagnose.logs.tracebacks import find_errors
 from slurm_watchdog.diagnose.logs.verdict import ordered_case
 from slurm_watchdog.model.past_runs import LoggedError, PastRun, RankLocation
 
 APART_S = 10.0
-"""Lines of two files without times are known to have come one after the other when so much time lay between:
-twice an agent's interval."""
+"""Lines of two files without times came one after the other if so much lay between: twice an agent's interval."""
 READ_APART_S = 6.0
-"""By so much an error of one log may have been read before a step of another log that it came after: an agent's
-interval as shipped, and a second."""
+"""So much earlier than a step of another log an error may be read that came after it: an agent's interval and 1 s."""
 MAX_RUNS_REMEMBERED = 256
 """Runs whose answer is remembered: each is asked for several times a tick, and few have new lines."""
 
@@ -52,8 +49,7 @@ class ReportedLine(Struct, kw_only=False):
     """An error line in its place."""
 
     number: int
-    """In the order of coming. A second between two lines counts as one line more: what stands far apart in a
-    log is no traceback."""
+    """In the order of coming. A second between two counts as a line more: what stands far apart is no traceback."""
     seconds: int  # Since the first line.
     text: str
     pattern: str
@@ -107,28 +103,19 @@ def _lines(of_file: Sequence[ReportedLine], run: ReportedRun) -> list[Line]:
     """The lines of one file taken apart. A name before a line is a host only if it is one of the job's nodes."""
     hosts = frozenset(name for node in run.nodes for name in (node, short_host(node)))
     lines, _ = take_apart([(line.number, line.text) for line in of_file], hosts)
-    return [_without_strangers(line, run) for line in lines]
+    # A host and a number that are no node of the job and no rank: a logger puts a module and its line there.
+    return without_numbers(lines, lambda who: who.number is not None and _is_strange(who.host, run))
 
 
-def _without_strangers(line: Line, run: ReportedRun) -> Line:
-    """The line without a host and a number that are no node of the job and no rank: a logger puts a module
-    and its line there."""
-    who = line.who
-    if who.number is None or who.host is None or not run.nodes or _node_of(who.host, run) is not None:
-        return line
-    return replace(line, who=replace(who, host=None, number=None))
+def _is_strange(host: str | None, run: ReportedRun) -> bool:
+    return host is not None and bool(run.nodes) and _node_of(host, run) is None
 
 
 def _without_unknown_tasks(lines: Sequence[Line], ranks: Ranks) -> list[Line]:
     """The lines of a run of which no rank was seen, without the numbers in front that Slurm does not name as
     tasks: they may be those of a list, of `grep -n`, of anything."""
     tasks = {task.task for task in ranks.tasks}
-    return [
-        replace(line, who=replace(line.who, number=None))
-        if line.who.number is not None and line.who.host is None and line.who.number not in tasks
-        else line
-        for line in lines
-    ]
+    return without_numbers(lines, lambda who: who.labelled and who.number not in tasks)
 
 
 def _named_by_files(files: Sequence[tuple[str, str]], read: list[list[Line]], run: ReportedRun) -> list[list[Line]]:
@@ -150,8 +137,7 @@ def _named_by_files(files: Sequence[tuple[str, str]], read: list[list[Line]], ru
 
 
 def _beyond_what_was_kept(run: ReportedRun) -> dict[str, frozenset[int]]:
-    """The ranks of rows of which more ranks were counted than lines are kept; of the others the lines tell it
-    better."""
+    """The ranks of rows of which more ranks were counted than lines are kept; of the others the lines know better."""
     kept = Counter(line.pattern for line in run.lines)
     return {pattern: frozenset(ranks) for pattern, ranks in run.error_ranks if len(ranks) > kept[pattern]}
 
@@ -163,7 +149,6 @@ def _source(path: str, lines: list[Line]) -> Source:
 
 
 def _with_seats(ranks: Ranks, run: ReportedRun) -> Ranks:
-    """What the lines say about ranks, with what is known of their processes."""
     ranks.world, ranks.excerpt = max(ranks.world or 0, run.ranks) or None, True
     for seat in run.seats:
         ranks.rank_hosts.setdefault(seat.rank, seat.node)
@@ -184,7 +169,6 @@ def _with_seats(ranks: Ranks, run: ReportedRun) -> Ranks:
 
 
 def _name_failures(ranks: Ranks, run: ReportedRun) -> None:
-    """Gives the rows of launchers that name a process or a local rank their ranks."""
     for row in ranks.failures:
         if row.rank is None and row.pid is not None:
             row.rank = ranks.rank_of_pid(row.pid, _node_of(row.host, run))
@@ -228,7 +212,6 @@ def attributed_errors(run: PastRun) -> list[AttributedError]:
 
 @lru_cache(maxsize=MAX_RUNS_REMEMBERED)
 def _speakers(run: ReportedRun) -> tuple[tuple[str | None, int | None, int | None], ...]:
-    """(node, rank, pid) of each line."""
     case = case_of(run)
     taken = {line.number: line for source in case.sources for line in source.digest.lines}
     found = []
@@ -246,8 +229,7 @@ def pid_of(rank: int | None, node: str | None, run: ReportedRun) -> int | None:
 
 
 def node_of(host: str | None, rank: int | None, line: ReportedLine, run: ReportedRun) -> str | None:
-    """The job's node that a verdict means: by its host, by where its rank runs, or by where the line was
-    read, if that can be only one."""
+    """The job's node that a verdict means: by its host, its rank's node, or where the line was read, if only one."""
     named = _node_of(host, run)
     if named is not None:
         return named

@@ -11,29 +11,22 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.job_state import dead_for_s
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import EXCERPT_CHARS, duration, shortened
-from slurm_watchdog.diagnose.logs.own_words import who_failed_first, words_of
+from slurm_watchdog.diagnose.logs import reported_run as agents
 from slurm_watchdog.diagnose.logs.ranks import closed_by_torchrun, rank_in_table, tasks_that_failed
-from slurm_watchdog.diagnose.logs.reported_run import (
-    MAX_RUNS_REMEMBERED,
-    READ_APART_S,
-    ReportedRun,
-    attributed_errors,
-    case_of,
-    lines_since_last_step,
-    node_of,
-    pid_of,
-    reported,
-)
+from slurm_watchdog.diagnose.logs.reported_run import READ_APART_S, ReportedRun, reported
 from slurm_watchdog.diagnose.logs.verdict import judge_errors
 from slurm_watchdog.knowledge.launcher_exits import Ending
 from slurm_watchdog.knowledge.log_signatures import LogTable, log_table
 from slurm_watchdog.model.cluster_view import JobView, ProcessView
+from slurm_watchdog.model.evidence import OwnWords
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.observations import Event
 from slurm_watchdog.model.past_runs import LoggedError, PastRun, RankLocation
+from slurm_watchdog.parse.training_log.line import parse_line
 from slurm_watchdog.parse.training_log.text import split_prefix
 
 # The rank that left with exit code 0 while its peers trained: they end with errors about the connection to it, and
@@ -56,21 +49,20 @@ def left_first(run: PastRun, lines: Sequence[LoggedError]) -> RankLocation | Non
     others = [seat.gone_at for seat in run.seats if seat is not left and seat.gone_at is not None]
     if left.gone_at is None or any(at < left.gone_at - ORDER_SLACK_S for at in others):
         return None
-    if any(said.rank == left.rank for said in attributed_errors(replace(run, errors=tuple(lines)))):
+    if any(said.rank == left.rank for said in agents.attributed_errors(replace(run, errors=tuple(lines)))):
         return None  # a victim that has handled its error
     # One that was gone while the others made steps is of an earlier start, or was not needed.
     return left if run.rose_at is None or left.gone_at >= run.rose_at - READ_APART_S else None
 
 
-@lru_cache(maxsize=MAX_RUNS_REMEMBERED)
+@lru_cache(maxsize=agents.MAX_RUNS_REMEMBERED)
 def _failed_ranks(run: ReportedRun) -> frozenset[int]:
-    """The ranks that are reported to have ended otherwise than with exit code 0; none where the one who reports them
-    may keep others to itself."""
+    """The ranks that are reported to have ended with another code than 0; none where reports may be partial."""
     texts = [line.text for line in run.lines]
     in_tables = frozenset(rank for text in texts if (rank := rank_in_table(text)) is not None)
     if in_tables:
         return _failed_below_torchrun(run, in_tables, texts)
-    ranks = case_of(run).ranks
+    ranks = agents.case_of(run).ranks
     if ranks.launcher or not ranks.tasks_are_ranks or not ranks.several_a_host:
         return frozenset()  # Slurm's tasks are, or may be, launchers of several ranks
     return frozenset(task for text in texts for task in tasks_that_failed(text))
@@ -84,6 +76,47 @@ def _failed_below_torchrun(run: ReportedRun, in_tables: frozenset[int], texts: I
     ended = {seat.rank for seat in run.seats if seat.pid in closed and pids.count(seat.pid) == 1}
     judged = {seat.node for seat in run.seats if seat.rank in in_tables}
     return in_tables | ended if all(seat.node in judged for seat in run.seats) else frozenset()
+
+
+ABOUT_S = 60.0
+"""A rank that raised an exception may take so long to end; what it wrote longer before is of another start."""
+FIRST_S = 2.0  # Two reports of one moment differ by less: who wrote so much before all others was first.
+SAID = 8
+
+
+def words_of(job: JobView, rank: ProcessView) -> OwnWords | None:
+    """What this rank, which is gone, wrote of its end; None where nothing is known."""
+    for each in job.own_words:
+        if (each.node, each.rank) == (rank.node, rank.process.rank):
+            return each if abs(each.age_s - dead_for_s(rank)) <= ABOUT_S else None
+    return None
+
+
+def who_failed_first(job: JobView, dead: Sequence[ProcessView]) -> ProcessView | None:
+    """Of those that are gone the one that wrote why before all others. None where none did, several at once, where it
+    only says that it lost another one, or where a rank of another node was gone as early and said nothing."""
+    wrote = [(words.age_s, rank) for rank in dead if (words := words_of(job, rank)) is not None]
+    wrote.sort(key=lambda each: -each[0])
+    if not wrote or (len(wrote) > 1 and wrote[0][0] - wrote[1][0] < FIRST_S):
+        return None
+    first = wrote[0][1]
+    mute = [rank for rank in dead if rank.node != first.node and words_of(job, rank) is None]
+    if any(dead_for_s(rank) >= dead_for_s(first) - FIRST_S for rank in mute):
+        return None
+    words = words_of(job, first)
+    return None if words is None or _is_consequence(words.text) else first
+
+
+def _is_consequence(text: str) -> bool:
+    fact = parse_line(text)
+    return fact is not None and fact.pattern in log_table().consequences
+
+
+def facts_of_ends(job: JobView, dead: Sequence[ProcessView]) -> tuple[str, ...]:
+    """A sentence for each of the first that wrote something."""
+    wrote = [words for rank in dead if (words := words_of(job, rank)) is not None]
+    wrote.sort(key=lambda each: -each.age_s)
+    return tuple(f"rank {each.rank} on {each.node} wrote {each.age_s:.0f} s ago: {each.text}" for each in wrote[:SAID])
 
 
 EXIT_CODE = late_regex(r"[Ee]xited with exit code (\d+)")
@@ -101,14 +134,12 @@ class Cause(Struct):
     pid: int | None = None
     only_consequence: bool = False  # No line says why; this is the first that says that something is wrong.
     alike: int = 0
-    """Ranks that said or did the same, the first one included; 0: no line names its rank. Where so many did
-    that none is named, it is their number."""
+    """Ranks that said or did the same, the first included, named or not; 0: no line names its rank."""
     followed: int = 0  # Further lines, of consequences or of later failures.
     suspects: tuple[Culprit, ...] = ()  # In a cascade of which no line says why: the few ranks that it points at.
     from_outside: bool = False  # Someone ended the run, and nothing had gone wrong before.
     how: str = ""
-    """`was killed (SIGKILL)`, `exited with code 1`: where a launcher or Slurm has told it, and the process
-    itself said nothing."""
+    """`was killed (SIGKILL)`, `exited with code 1`, by a launcher or Slurm, where the process itself said nothing."""
 
     @property
     def words(self) -> str:
@@ -121,13 +152,13 @@ def find_cause(run: PastRun) -> Cause | None:
     Where only consequences came after that step, their cause may have been read in another log shortly before: each
     agent reads when its time has come.
     """
-    found = _cause_in(run, lines_since_last_step(run))
+    found = _cause_in(run, agents.lines_since_last_step(run))
     if found is None or not found.only_consequence or found.from_outside:
         return found
-    wider = _cause_in(run, lines_since_last_step(run, READ_APART_S))
+    wider = _cause_in(run, agents.lines_since_last_step(run, READ_APART_S))
     if wider is not None and not wider.only_consequence:
         return wider
-    left = None if found.rank is not None or found.suspects else left_first(run, lines_since_last_step(run))
+    left = None if found.rank is not None or found.suspects else left_first(run, agents.lines_since_last_step(run))
     return found if left is None else replace(found, rank=left.rank, node=left.node, pid=left.pid, how=LEFT_FIRST)
 
 
@@ -136,11 +167,10 @@ def _cause_in(run: PastRun, lines: Sequence[LoggedError]) -> Cause | None:
     return None if judged is None else replace(judged[1], error=lines[judged[0]])
 
 
-@lru_cache(maxsize=MAX_RUNS_REMEMBERED)
+@lru_cache(maxsize=agents.MAX_RUNS_REMEMBERED)
 def _find_cause(run: ReportedRun, table: LogTable) -> tuple[int, Cause] | None:
-    """(the place of the line that says most, the cause with its text alone). `table`: the rows in force,
-    which SIGHUP replaces."""
-    verdict = judge_errors(case_of(run))
+    """(the place of the line that says most, the cause with its text alone). `table`: the rows in force."""
+    verdict = judge_errors(agents.case_of(run))
     followed = len(run.lines) - 1
     if verdict is None:
         place = next((at for at, line in enumerate(run.lines) if line.pattern in table.from_outside), None)
@@ -158,17 +188,17 @@ def _find_cause(run: ReportedRun, table: LogTable) -> tuple[int, Cause] | None:
     )
     if verdict.suspected:
         suspects = tuple(
-            Culprit(rank=rank, node=node_of(None, rank, line, run), reason=verdict.suspected)
+            Culprit(rank=rank, node=agents.node_of(None, rank, line, run), reason=verdict.suspected)
             for rank in verdict.missing
         )
         return place, replace(cause, suspects=suspects)
     named = verdict.rank is not None or verdict.host is not None
-    node = node_of(verdict.host, verdict.rank, line, run) if named or verdict.explained else None
+    node = agents.node_of(verdict.host, verdict.rank, line, run) if named or verdict.explained else None
     return place, replace(
         cause,
         node=node,
         rank=verdict.rank,
-        pid=pid_of(verdict.rank, node, run),
+        pid=agents.pid_of(verdict.rank, node, run),
         only_consequence=not verdict.explained,
         alike=max(len(verdict.first_ranks), verdict.alike),
         how=verdict.how,
@@ -213,8 +243,7 @@ def running(job: JobView, now: float) -> PastRun:
 
 
 def failed_first(job: JobView, dead: Sequence[ProcessView], now: float) -> ProcessView | None:
-    """Of those that are gone the one that failed first: by what ranks wrote of their own ends, else by the log. None
-    where neither shows one."""
+    """Of those gone the one that failed first: by what ranks wrote of it, else by the log. None: neither shows."""
     known = who_failed_first(job, dead)
     cause = find_cause(running(job, now)) if known is None and job.errors else None
     if cause is None or cause.rank is None or cause.from_outside:
@@ -223,22 +252,21 @@ def failed_first(job: JobView, dead: Sequence[ProcessView], now: float) -> Proce
 
 
 def how_they_ended(job: JobView, ranks: Sequence[int | None], now: float) -> str:
-    """`was killed (SIGKILL)`, `exited with code 1`, as a launcher or Slurm has told it of the one rank; else
-    `ended`."""
+    """`was killed (SIGKILL)`, `exited with code 1`, as a launcher or Slurm says of the one rank; else `ended`."""
     if not job.errors or len(ranks) != 1 or ranks[0] is None:
         return "ended"
     run = running(job, now)
     cause = find_cause(run)
     if cause is not None and cause.how and cause.rank == ranks[0]:
         return cause.how
-    code = _exit_codes(reported(run, lines_since_last_step(run))).get(ranks[0])
+    code = _exit_codes(reported(run, agents.lines_since_last_step(run))).get(ranks[0])
     return "ended" if code is None else Ending(code=code).words
 
 
-@lru_cache(maxsize=MAX_RUNS_REMEMBERED)
+@lru_cache(maxsize=agents.MAX_RUNS_REMEMBERED)
 def _exit_codes(run: ReportedRun) -> dict[int, int]:
     """Rank -> the code with which it left by itself, as a launcher or Slurm has told it, whatever it said before."""
-    ranks = case_of(run).ranks
+    ranks = agents.case_of(run).ranks
     codes = {row.rank: row.code for row in ranks.failures if row.rank is not None and row.code}
     if ranks.tasks_are_ranks:
         told = ((each.task, EXIT_CODE.search(each.what)) for each in ranks.tasks)
@@ -281,8 +309,7 @@ def culprit_of(cause: Cause) -> Culprit | None:
 
 
 def work_lost(run: PastRun) -> tuple[str, ...]:
-    """What it cost, a sentence: steps since the newest complete checkpoint, and their time; nothing if no
-    step is known."""
+    """What it cost, a sentence: steps since the newest complete checkpoint, and their time; none without a step."""
     if run.last_step is None:
         return ()
     if run.checkpoint_step is None and run.saved_at is not None:

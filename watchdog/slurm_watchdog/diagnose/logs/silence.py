@@ -12,9 +12,9 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.digest import Digest, shape
 from slurm_watchdog.diagnose.logs.line import Line
 from slurm_watchdog.diagnose.logs.progress import BUSY_SHAPES, RECENT, Progress, main_facts, steps_between
-from slurm_watchdog.diagnose.logs.timestamps import on_scale_of
 from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.model.observations import EventKind
+from slurm_watchdog.parse.timestamps import on_scale_of
 
 if TYPE_CHECKING:
     from slurm_watchdog.analysis.progress_limit import Limit
@@ -140,11 +140,7 @@ def read_silence(
     if silent_s <= limit.seconds:
         return None
     return Silence(
-        silent_s=silent_s,
-        limit_s=limit.seconds,
-        reason=limit.reason,
-        line=progress.last_line or line,
-        phase=phase,
+        silent_s=silent_s, limit_s=limit.seconds, reason=limit.reason, line=progress.last_line or line, phase=phase
     )
 
 
@@ -196,7 +192,6 @@ def _is_one_clock(mine: Mapping[int, float], others: Mapping[int, float]) -> boo
 
 
 def _last_steps(digest: Digest) -> dict[int, float]:
-    """The last steps, each with its time; none where times are without a date."""
     if digest.clock not in ("zoned", "local"):
         return {}
     facts = main_facts(digest)[-COMPARED:]

@@ -14,10 +14,80 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.base.late_regex import late_regex
-from slurm_watchdog.diagnose.logs.in_passing import ITEM, goes_on, is_in_passing, is_setting
 from slurm_watchdog.diagnose.logs.line import LINE_END, Line, Who, classify
-from slurm_watchdog.diagnose.logs.timestamps import Clock, Stamp
-from slurm_watchdog.knowledge.log_signatures import log_table
+from slurm_watchdog.knowledge.log_signatures import COPYING, UTILITY, log_table
+from slurm_watchdog.parse.timestamps import Clock, Stamp
+
+ITEM = late_regex(
+    r"\s*(?:\[[A-Za-z][\w.-]*\]:? |[a-z][\w-]*: )?"
+    r"(?:program|test(?: ?case)?|submission|solution|sample|problem|snippet|container|trial) #?\d+\b",
+    re.IGNORECASE,
+)
+"""An evaluation says how one of its items went: the code that a model wrote, a sample, a trial."""
+_NO_END = late_regex(
+    r"\bthrown while requesting (?:HEAD|GET|POST|PUT) "
+    r"|\bprevious (?:run|attempt|job)\b.{0,40}\b(?:ended|failed|died|crashed|stopped)\b|\bprevious (?:error|failure): ",
+    re.IGNORECASE,
+)
+_ASYNC_EVENT = late_regex(r"NCCL WARN .*Got async event(?!.*catastrophic)")
+"""A port of InfiniBand changed its state: transfers wait, and mostly continue. (An adapter that failed does not.)"""
+_QUOTED = late_regex(r"""\s*(?:- )?(?:"[^"]{1,600}"|'[^']{1,600}'),?\s*$""")
+"""An entry of a list that a program prints."""
+_SETTING = late_regex(
+    r"""\s*["'](?!\w*(?:message|msg|text|event|log|err|exc|trace|stack|reason|detail))[\w. -]{1,60}["']: ?[\[{"']"""
+    r"""|\s*(?:[\w ]{0,40}\b)?(?:(?:config(?:uration)?|cfg|args|arguments|hparams|settings|options) ?[:=] ?[\[{]"""
+    r"""|\w*(?:Namespace|Config|Args|Arguments|Settings|Options)\(\w+=)""",
+    re.IGNORECASE,
+)
+"""A configuration that a program prints, or an entry of it: what it retries on, what it looks for. Under the other
+names stands what happened, in a record of several lines."""
+_GOES_ON = late_regex(
+    r"\bretry|\bretri|\battempt \d+ ?(?:/|of)|\btry(?:ing)? again\b|\bfall(?:ing|s)? ?back\b"
+    r"|\bcontinu(?:e|ing)\b|\brecover(?:ed|ing)\b|\bskipp(?:ing|ed)\b|\breconnect"
+    r"|(?<!Exception )(?<!Error )\bignor(?:ed|ing)\b|\b(?:de|re)(?:creas|duc)ing (?:the )?batch size\b",
+    re.IGNORECASE,
+)
+_DOES_WITHOUT = late_regex(
+    r"\bretrying\b|\bretry \d+ ?(?:/|of)|\b(?:fall|skipp|ignor)ing\b|\bwill (?:re)?try\b|[-,;(] ?using (?:an?|the) "
+    r"|\b(?:de|re)(?:creas|duc)ing (?:the )?batch size\b|[-,;(] ?trying (?:the next|another|port|\d)"
+    r"|[-,;(] ?(?:using|taking|trying|loading|writing)\b.{0,80}\binstead\b",
+    re.IGNORECASE,
+)
+"""Said in the line of an error itself, it is what its program does now."""
+_GIVES_UP = late_regex(
+    r"giving up|no more retries|out of retries|max(?:imum)? (?:number of )?retries|after \d+ (?:retries"
+    r"|attempts)|failed (?:\d+ times|permanently)",
+    re.IGNORECASE,
+)
+_LAST_TRY = late_regex(r"\battempt (\d+) ?(?:/|of) ?(\d+)", re.IGNORECASE)
+
+
+def is_in_passing(line: Line) -> bool:
+    """Whether the line of an error says itself what its program does now, that it is of an item of an evaluation,
+    of an earlier run, of files that are copied, of a command of the script or of a list, or that a port changed
+    its state."""
+    text = line.text
+    tries = _LAST_TRY.search(text)
+    again = _DOES_WITHOUT.search(text) is not None or (tries is not None and int(tries[1]) < int(tries[2]))
+    if again and not _GIVES_UP.search(text):
+        return True
+    if any(regex.search(line.raw) for regex in (_NO_END, _ASYNC_EVENT)):
+        return True
+    return any(regex.match(text) for regex in (ITEM, COPYING, UTILITY, _QUOTED))
+
+
+def goes_on(text: str) -> bool:
+    """Whether a line says that the program does without, or tries again, and that was not its last try."""
+    if not _GOES_ON.search(text) or _GIVES_UP.search(text):
+        return False
+    tries = _LAST_TRY.search(text)
+    return tries is None or int(tries[1]) < int(tries[2])
+
+
+def is_setting(text: str) -> bool:
+    """Whether a line is an entry of a configuration that a program prints: what it names has not happened."""
+    return _SETTING.match(text) is not None
+
 
 GAP_LINES = 120  # Between two lines of a traceback; further apart they are none.
 DETAIL_LINES = 8  # Lines after an exception that may say what it was.
@@ -34,18 +104,7 @@ _TYPE = late_regex(
     r"|Expired|Refused)$"
 )
 _NO_TYPE = frozenset(
-    {
-        "Traceback",
-        "During",
-        "The",
-        "File",
-        "Killed",
-        "Aborted",
-        "Terminated",
-        "Exception",
-        "Error",
-        "Original",
-    }
+    {"Traceback", "During", "The", "File", "Killed", "Aborted", "Terminated", "Exception", "Error", "Original"}
 )
 _SOURCE = late_regex(r'^\s*(?:File "|frame #\d+|raise\b|#\d+ +0x|\^+|~+|at \S+\()|^\s*(?:\.\.\.|\[repeated \d+)')
 _WRAPPER = late_regex(
@@ -68,11 +127,9 @@ _DIRECT = "the above exception was the direct cause"
 _DURING = "during handling of the above exception"
 _IGNORED = late_regex(r"^\s*(?:Exception|Error) ignored in:?|^\s*Error in atexit\b|^\s*--- Logging error ---")
 _HEADER = late_regex(
-    r"^\W*(?:Exception Group |Original )?Traceback \(|Traceback \(most recent call last\)[^\w'\"]*$",
-    re.IGNORECASE,
+    r"^\W*(?:Exception Group |Original )?Traceback \(|Traceback \(most recent call last\)[^\w'\"]*$", re.IGNORECASE
 )
-"""It stands alone, at the beginning of what a line says, or at its end; in the middle of a sentence it is
-someone's example."""
+"""Alone, at the beginning of what a line says, or at its end; in the middle of a sentence it is someone's example."""
 _RELAYED = late_regex(r"^Traceback \(most recent call last\): \(RANK (?P<rank>\d+)\)\s*$")
 """torch.distributed.checkpoint raises on every rank what one rank said."""
 _BESIDE_MAIN = late_regex(r"^\s*(?:Exception in thread |(?:Task|Future) exception was never retrieved\b)")
@@ -84,8 +141,7 @@ _BESIDE = late_regex(r'File "[^"]*multiprocessing/resource_tracker\.py"')
 _PERSON = late_regex(r"\b(?:[Ww]e|[Oo]ur|I(?!/)|they|[Yy]ou|(?<!\d )us)\b")  # No microseconds, and no I/O.
 
 PREFIX_BLANK = 1
-"""Between the prefix of a launcher and a line, kept or not with what a logger puts in front of the header alone; frames
-are indented by two and more."""
+"""Between a launcher's prefix and a line, kept or not with what a logger has before a header; frames have more."""
 
 
 class FoundError(msgspec.Struct):
@@ -109,6 +165,7 @@ class FoundError(msgspec.Struct):
     detail: list[str] = msgspec.field(default_factory=list)
     began: int = 0  # The line of its traceback's header, where the stream has a name; else its own.
     source: int = 0  # Which of several files it stands in.
+    role: str = "noise"  # What it is for the end of the run: also `cause`, `cascade` or `teardown`.
 
 
 class _Stream(msgspec.Struct):
@@ -182,7 +239,6 @@ def _believed(line: Line, at: float | None, latest: float | None) -> float | Non
 
 
 def _apart(lines: Iterable[Line]) -> Iterator[Line]:
-    """The lines; of one that holds several, as a record of JSON may, each for itself."""
     for line in lines:
         if LINE_END not in line.text:
             yield line
@@ -192,7 +248,6 @@ def _apart(lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def _read_error(line: Line, stream: _Stream, at: float | None, own: bool) -> FoundError | None:
-    """What one line adds to its stream."""
     text = line.text
     lower = text.lower()
     caught, stream.caught = stream.caught, _LOGGED.search(line.raw) is not None and goes_on(text)
@@ -231,8 +286,7 @@ def _read_error(line: Line, stream: _Stream, at: float | None, own: bool) -> Fou
 
 
 def _is_prose(line: Line) -> bool:
-    """Whether someone tells of errors: a long sentence with a person in it, and nothing that a program puts
-    in front."""
+    """Whether someone tells of errors: a long sentence with a person in it, and nothing of a program in front."""
     if line.who.named or line.stamp is not None or line.level is not None or _EXCEPTION.match(line.text.strip()):
         return False
     return len(line.text.split()) >= PROSE_WORDS and _PERSON.search(line.text) is not None
@@ -313,7 +367,6 @@ def _error(line: Line, name: str, stream: _Stream, at: float | None, own: bool) 
 
 
 def _detail(line: Line, stream: _Stream) -> None:
-    """A line after an error: it may say what it was, or that it is tried again."""
     error = stream.last
     if error is None or not line.text.strip():
         return
@@ -343,8 +396,7 @@ def _set_general_words_back(errors: Sequence[FoundError]) -> None:
 
 
 def _without_told_headers(errors: list[FoundError]) -> list[FoundError]:
-    """Without the headers (`Traceback`, `terminate called`) of which a later line of their stream says what
-    they announce."""
+    """Without headers (`Traceback`, `terminate called`) of which a later line of their stream says the rest."""
     next_line: dict[Who, int] = {}
     kept: list[FoundError] = []
     for error in reversed(errors):

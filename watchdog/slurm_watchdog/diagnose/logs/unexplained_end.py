@@ -1,5 +1,4 @@
-"""A run of which no line says why it ended: who is missing from the cascade, what the launcher or Slurm saw
-die. Pure."""
+"""A run of which no line says why it ended: who is missing from the cascade, what launcher or Slurm saw die. Pure."""
 
 from __future__ import annotations
 
@@ -61,10 +60,7 @@ def of_consequences(case: LogCase, felt_errors: list[FoundError], ended_by: Foun
     if timeouts:
         return _of_timeouts(case, timeouts, felt_errors)
     died = [error for error in felt_errors if error.name == "ray_actor_died"]
-    if died and rank_of_dead_process(case)[0] not in (
-        None,
-        *(case.ranks.rank_of(error.who) for error in felt),
-    ):
+    if died and rank_of_dead_process(case)[0] not in (None, *(case.ranks.rank_of(error.who) for error in felt)):
         return _of_ends(case, died, felt_errors)
     if one is not None and (one.how.rank is not None or not felt):
         return _of_end(case, one, felt_errors)
@@ -80,13 +76,13 @@ def of_consequences(case: LogCase, felt_errors: list[FoundError], ended_by: Foun
 
 def _cut(case: LogCase, ended_by: FoundError | None) -> int | None:
     """The line from which on Slurm ended what was left: it says so of a step, too, one of whose tasks has failed."""
-    lines = [error.line for error in case.errors if error.name == "cancelled" and case.role.get(id(error)) != "noise"]
+    lines = [error.line for error in case.errors if error.name == "cancelled" and error.role != "noise"]
     return min([*lines, *([ended_by.line] if ended_by is not None else [])], default=None)
 
 
 def _first_to_end(case: LogCase, felt: Sequence[FoundError], cut: int | None) -> FirstToEnd | None:
-    survived = {error.line for error in case.errors if case.role.get(id(error)) == "noise"}
-    alive = [error for error in case.errors if case.role.get(id(error)) != "noise"]
+    survived = {error.line for error in case.errors if error.role == "noise"}
+    alive = [error for error in case.errors if error.role != "noise"]
     segments = case.sources[alive[0].source].digest.segments if alive else None
     here = alive[0].segment if alive else 0
 
@@ -100,8 +96,7 @@ def _first_to_end(case: LogCase, felt: Sequence[FoundError], cut: int | None) ->
 
 
 def _ends_nothing(error: FoundError) -> bool:
-    """Whether someone ended the run here, or a connection is said in passing to have been lost, as torch warns when it
-    tries its store again."""
+    """Whether someone ended the run, or a lost connection is only mentioned, as torch does retrying its store."""
     in_passing = error.weak and error.name in ("rendezvous", "peer_lost", "nccl_error")
     return in_passing or error.name in log_table().from_outside or error.name == "terminated"
 
@@ -130,7 +125,7 @@ def _of_timeouts(case: LogCase, timeouts: list[FoundError], felt_errors: Sequenc
     line = suspects.line if suspects is not None else None
     first = next((error for error in timeouts if error.line == line), timeouts[0])
     name = "collective_mismatch" if suspects is not None and "another collective" in suspects.reason else first.name
-    case.role[id(first)] = "cascade"
+    first.role = "cascade"
     rank = suspects.ranks[0] if suspects is not None and len(suspects.ranks) == 1 else None
     host = (
         case.ranks.rank_hosts.get(rank) if rank is not None else _marked_dead(felt_errors) if suspects is None else None
@@ -140,11 +135,7 @@ def _of_timeouts(case: LogCase, timeouts: list[FoundError], felt_errors: Sequenc
         _suspected(suspects) if host is None or rank is not None else f"host {host} is suspect: it was marked dead"
     )
     summary = f"{log_table().means[name]}{after_step(case)} (line {first.line}): {waited}, {suspected}"
-    return LogVerdict(
-        name, first.line, first.source, sentence(summary), host, rank, first.text,
-        first_ranks=(), followed=len(felt_errors) - 1, missing=suspects.ranks if suspects is not None else (),
-        suspected=suspects.reason if suspects is not None else "", explained=False,
-    )  # fmt: skip
+    return _unsure(name, first, felt_errors, summary, host, rank, suspects)
 
 
 def _timed_out(case: LogCase) -> frozenset[int]:
@@ -153,18 +144,17 @@ def _timed_out(case: LogCase) -> frozenset[int]:
 
 
 def _marked_dead(felt_errors: Sequence[FoundError]) -> str | None:
-    """The only node that Ray says is dead."""
     hosts = {match["host"] for error in felt_errors if (match := _DEAD_NODE.search(error.raw_text))}
     return hosts.pop() if len(hosts) == 1 else None
 
 
 def _of_lost(case: LogCase, felt: Sequence[FoundError], felt_errors: Sequence[FoundError]) -> LogVerdict | None:
     """Ranks say in a program's own words which rank they lost, and no line says why."""
-    suspects = lost_rank([error for error in case.errors if case.role.get(id(error)) != "noise"], case.ranks)
+    suspects = lost_rank([error for error in case.errors if error.role != "noise"], case.ranks)
     if suspects is None:
         return None
     first = next((error for error in felt if error.line == suspects.line), felt[0])
-    case.role[id(first)] = "cascade"
+    first.role = "cascade"
     rank = suspects.ranks[0]
     nothing = f"no line says why, {_suspected(suspects)}"
     return _felt(case, first, felt_errors, nothing, case.ranks.host_of(Who(), rank), rank, suspects)
@@ -180,7 +170,6 @@ def _suspected(suspects: Suspects | None) -> str:
 
 
 def _of_end(case: LogCase, end: End, felt_errors: Sequence[FoundError]) -> LogVerdict:
-    """One process ended first."""
     how, error = end.how, _error_at(case, end)
     host = how.host or (case.ranks.host_of(Who(), how.rank) if how.rank is not None else None)
     process = f"local rank {how.local}" if how.local is not None else "a process"
@@ -199,7 +188,6 @@ def _of_end(case: LogCase, end: End, felt_errors: Sequence[FoundError]) -> LogVe
 
 
 def _of_several(case: LogCase, first: FirstToEnd, felt_errors: Sequence[FoundError]) -> LogVerdict:
-    """Several ended alike, or nothing shows which of them was first."""
     if first.one is not None:
         return _of_end(case, first.one, felt_errors)
     end = first.ends[0]
@@ -226,10 +214,9 @@ def _of_several(case: LogCase, first: FirstToEnd, felt_errors: Sequence[FoundErr
 
 
 def _error_at(case: LogCase, end: End) -> FoundError | None:
-    """The line that says how it ended, which gets its role; None if it is none of the errors."""
     error = next((error for error in case.errors if error.line == end.line), None)
     if error is not None:
-        case.role[id(error)] = "cause"
+        error.role = "cause"
     return error
 
 
@@ -245,20 +232,16 @@ def _of_ends(case: LogCase, last: list[FoundError], felt_errors: Sequence[FoundE
     task = task_of(first, first.name, case.ranks) if of_slurm and not case.ranks.tasks else None
     of_ray = rank_of_dead_process(case) if first.name == "ray_actor_died" else (None, None)
     rank, host = task if task is not None else of_ray
-    case.role[id(first)] = "cause"
+    first.role = "cause"
     rank_text = rank_words(rank, host)
     summary = (
         f"{log_table().means[first.name]}{f' ({rank_text})' if rank_text else ''}{after_step(case)} "
         f"(line {first.line}): {shortened(first.text, 200)}; it logged no error"
     )
-    return LogVerdict(
-        first.name, first.line, first.source, sentence(summary), host, rank, first.text,
-        followed=len(felt_errors) - 1, explained=False,
-    )  # fmt: skip
+    return _unsure(first.name, first, felt_errors, summary, host, rank)
 
 
 def _lost_daemon(error: FoundError) -> str | None:
-    """The node whose daemon mpirun lost."""
     found = (_REMOTE_DAEMON.match(text) for text in error.detail)
     return next((match["host"] for match in found if match), None)
 
@@ -282,7 +265,7 @@ def _gone_peer(case: LogCase, felt_errors: Sequence[FoundError]) -> str | None:
 def _of_own_call(case: LogCase, first: FoundError, rank: int | None, felt_errors: Sequence[FoundError]) -> LogVerdict:
     """The only rank of which NCCL says that a call of CUDA failed in its own process."""
     host = case.ranks.host_of(Who(), rank)
-    case.role[id(first)] = "cause"
+    first.role = "cause"
     alone = f"{rank_words(rank, host)} alone says that its own call of CUDA failed"
     return _felt(case, first, felt_errors, alone, host, rank)
 
@@ -314,8 +297,21 @@ def _felt(
 ) -> LogVerdict:
     """What `first` says, and `beside` it what else is known: no line says why."""
     said = f"{log_table().means[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}"
+    return _unsure(first.name, first, felt_errors, f"{said}; {beside}", host, rank, suspects)
+
+
+def _unsure(
+    name: str,
+    first: FoundError,
+    felt_errors: Sequence[FoundError],
+    summary: str,
+    host: str | None,
+    rank: int | None,
+    suspects: Suspects | None = None,
+) -> LogVerdict:
+    """The verdict where no line says why."""
+    missing, suspected = (suspects.ranks, suspects.reason) if suspects is not None else ((), "")
     return LogVerdict(
-        first.name, first.line, first.source, sentence(f"{said}; {beside}"), host, rank, first.text,
-        followed=len(felt_errors) - 1, missing=suspects.ranks if suspects else (),
-        suspected=suspects.reason if suspects else "", explained=False,
+        name, first.line, first.source, sentence(summary), host, rank, first.text, followed=len(felt_errors) - 1,
+        missing=missing, suspected=suspected, explained=False,
     )  # fmt: skip

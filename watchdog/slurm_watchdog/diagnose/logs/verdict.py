@@ -14,42 +14,19 @@ import msgspec
 
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.text import listed, plural, shortened
-from slurm_watchdog.diagnose.logs.attribution import (
-    GPU_NAMES,
-    failed_node,
-    is_everybody,
-    is_launch_of_several,
-    locate_errors,
-    node_of_all,
-    node_of_workers,
-    place_in_table,
-    rank_beside,
-    rank_of_dead_process,
-    reason_of_launch,
-    speaker_of,
-    who_felt_it,
-)
-from slurm_watchdog.diagnose.logs.case import LogCase, LogVerdict, Source, after_step, rank_words, said_whole, sentence
+from slurm_watchdog.diagnose.logs import attribution as whose
+from slurm_watchdog.diagnose.logs import case as cases
+from slurm_watchdog.diagnose.logs.case import SOFT, LogCase, LogVerdict, Source, is_root
 from slurm_watchdog.diagnose.logs.collective_timeouts import odd_ranks
 from slurm_watchdog.diagnose.logs.line import Who, classify
 from slurm_watchdog.diagnose.logs.no_error import of_numbers
 from slurm_watchdog.diagnose.logs.ranks import Ranks
-from slurm_watchdog.diagnose.logs.survived import (
-    ENOUGH_RISES,
-    LONG_AFTER,
-    SOFT,
-    is_root,
-    is_usual,
-    rises_after,
-    was_survived,
-)
 from slurm_watchdog.diagnose.logs.tracebacks import GAP_LINES, FoundError
 from slurm_watchdog.diagnose.logs.unexplained_end import LAST_CHOICE, OWN_CUDA, TIMED_OUT, of_consequences
 from slurm_watchdog.knowledge.log_signatures import UTILITY, log_table
 
 LATE_RISES = 5
-"""An error that was followed by so few steps and then by a cascade may have been its cause after all: its
-thread had died."""
+"""An error with so few steps and then a cascade after it may have been its cause after all: its thread had died."""
 LAST_LINES = 15
 FIRST_HAND = frozenset({"gpu_ecc", "gpu_lost", "oom_kill", "disk_full", "quota", "cuda_oom", "node_failure"})
 """What no lost peer brings about."""
@@ -73,18 +50,15 @@ TOLD_TO_END = late_regex(r"death signal|got signal: (?:1|2|10|12|15)\b")
 
 
 def find_verdict(sources: Sequence[Source], ranks: Ranks) -> LogVerdict | None:
-    """The verdict over the files of one job; None if nothing is wrong. Sets the roles of each source's errors."""
+    """The verdict over the files of one job; None if nothing is wrong. Sets the roles of their errors."""
     case = ordered_case(sources, ranks)
-    verdict = judge_errors(case) or of_numbers(case)
-    for source in sources:
-        source.roles = {place: case.role.get(id(error), "noise") for place, error in enumerate(source.errors)}
-    return verdict
+    return judge_errors(case) or of_numbers(case)
 
 
 def judge_errors(case: LogCase) -> LogVerdict | None:
     """What the errors of a case come to; None if none of them ended the run, or someone ended it. Sets their roles."""
     for error in case.errors:
-        place_in_table(error, case.ranks)
+        whose.place_in_table(error, case.ranks)
     return _of_errors(case)
 
 
@@ -99,14 +73,7 @@ def ordered_case(sources: Sequence[Source], ranks: Ranks) -> LogCase:
     clocks = {sources[number].digest.clock for number in speaking}
     timed = len(speaking) <= 1 or (len(clocks) == 1 and None not in clocks and "clock" not in clocks)
     if timed:
-        errors.sort(
-            key=lambda e: (
-                e.segment,
-                e.at if e.at is not None else float("-inf"),
-                e.source,
-                e.began or e.line,
-            )
-        )
+        errors.sort(key=lambda e: (e.segment, e.at if e.at is not None else float("-inf"), e.source, e.began or e.line))
     else:
         errors.sort(key=lambda e: (e.source, e.line))
     return LogCase(sources, ranks, errors, timed=timed)
@@ -116,15 +83,12 @@ def ordered_case(sources: Sequence[Source], ranks: Ranks) -> LogCase:
 
 
 def _of_errors(case: LogCase) -> LogVerdict | None:
-    errors = case.errors
-    alive = [error for error in errors if not was_survived(error, case)]
-    if is_usual(alive, case):
+    alive = [error for error in case.errors if not cases.was_survived(error, case)]
+    if cases.is_usual(alive, case):
         alive = []
-    for error in errors:
-        case.role[id(error)] = "noise"
     for error in alive:
         is_teardown = error.name in log_table().from_outside or error.name in LAST_CHOICE
-        case.role[id(error)] = "teardown" if is_teardown else "cascade"
+        error.role = "teardown" if is_teardown else "cascade"
     if not alive:
         return None
     if alive[0].segment != alive[-1].segment:
@@ -152,9 +116,8 @@ def _of_one(case: LogCase, alive: list[FoundError]) -> LogVerdict | None:
     fatal = [error for error in ending if not cascade.has_brought(error, case.ranks)]
     if fatal and not _are_cut_off(fatal, alive):
         return _of_cause(case, fatal, alive)
-    if after:
-        for error in after:
-            case.role[id(error)] = "teardown"
+    for error in after:
+        error.role = "teardown"
     late = _late_cause(case) if any(error.name in TIMED_OUT for error in before) else None
     if late is not None:
         return _of_cause(case, [late], alive)
@@ -171,8 +134,7 @@ def _another_ended(error: FoundError, ranks: Ranks) -> bool:
 
 
 def _is_of_a_script(error: FoundError, deaths: Sequence[FoundError]) -> bool:
-    """Whether a command of the script said it, and the ranks ran after that: they felt each other, or a launcher
-    saw one end."""
+    """Whether a command of the script said it, and ranks ran after it: they felt each other, or one was seen to die."""
     return UTILITY.match(error.text) is not None and any(
         death.name in log_table().felt or death.name == "launcher" for death in deaths
     )
@@ -194,13 +156,12 @@ def _ends_from_outside(error: FoundError) -> bool:
 
 
 def _is_fatal(error: FoundError, case: LogCase, deaths: Sequence[FoundError]) -> bool:
-    """Whether an error ended its rank: an uncaught exception, something that no process survives, or one with
-    a death after it."""
+    """Whether an error ended its rank: uncaught, of a kind that no process survives, or with a death after it."""
     if error.weak and not deaths:
         return False
     if error.traceback or error.name not in SOFT or deaths:
         return True
-    if rises_after(error, case):
+    if cases.rises_after(error, case):
         return False
     lines = case.sources[error.source].digest.lines
     last = lines[-1].number if lines else error.line
@@ -219,8 +180,7 @@ class _Cascade(msgspec.Struct, frozen=True):
     """The rank that ended first by a launcher's tables: of what the launcher did after that nothing came of it."""
 
     def has_brought(self, error: FoundError, ranks: Ranks) -> bool:
-        """Whether an error came of it: later in time than the first timeout, or what a rank says that had
-        lost the others before."""
+        """Whether an error came of it: later than the first timeout, or of a rank that had lost the others before."""
         if error.name in FIRST_HAND:
             return False
         if error.name in log_table().after_sigterm and self._was_ended_before(error, ranks):
@@ -237,8 +197,7 @@ class _Cascade(msgspec.Struct, frozen=True):
         return after and ranks.is_one_process(error.who)
 
     def _was_ended_before(self, error: FoundError, ranks: Ranks) -> bool:
-        """Whether a launcher had ended the processes, or another rank's had died, before it was said: who is
-        ended while it works says that."""
+        """Whether a launcher had ended processes, or another rank had died, before one that was ended said it."""
         rank = ranks.rank_of(error.who)
         if rank is not None and rank == self.first_to_fail:
             return False
@@ -260,14 +219,13 @@ def _cascade(alive: Sequence[FoundError], case: LogCase) -> _Cascade:
     for error in alive:
         if error.name == "terminated":
             terminated.setdefault(error.source, error.line)
-    dead, _ = rank_of_dead_process(case)
+    dead, _ = whose.rank_of_dead_process(case)
     died = next((error.line for error in alive if error.name == "ray_actor_died"), None)
     return _Cascade(min(times, default=None), line_of, terminated, dead, died, _first_to_fail(alive, case.ranks))
 
 
 def _first_to_fail(alive: Sequence[FoundError], ranks: Ranks) -> int | None:
-    """The rank of the only root cause in torchrun's tables, one a node, that exited with an error of its own; None
-    where an earlier one has none."""
+    """The rank of the only root cause in torchrun's tables that exited with its own error, and none was earlier."""
     own = {ranks.rank_of(e.who) for e in alive if is_root(e) and not e.chained and e.name not in log_table().headers}
     roots = [row for row in ranks.failures if row.root]
     mine = [row for row in roots if row.rank is not None and row.rank in own and (row.code or 0) > 0]
@@ -283,7 +241,7 @@ def _late_cause(case: LogCase) -> FoundError | None:
         passing = error.ignored or error.retried or error.weak or error.chained or not error.traceback
         if passing or not is_root(error) or error.name in log_table().headers:
             continue
-        if ENOUGH_RISES <= rises_after(error, case) <= LATE_RISES:
+        if cases.ENOUGH_RISES <= cases.rises_after(error, case) <= LATE_RISES:
             return error
     return None
 
@@ -291,16 +249,16 @@ def _late_cause(case: LogCase) -> FoundError | None:
 def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError]) -> LogVerdict:
     first = _first_said(roots, alive, case)
     name = _refined(first)
-    rank, host = speaker_of(first, case)
+    rank, host = whose.speaker_of(first, case)
     alike = [error for error in roots if _refined(error) == name and _says_more(error) == _says_more(first)]
     there = None
     ranks = sorted(
         {r for error in alike if (r := case.ranks.rank_of(error.who)) is not None} | case.said.get(name, frozenset())
     )
     unordered = not case.timed and len({error.source for error in alike}) > 1
-    if rank is None and not unordered and not is_launch_of_several(first, alike):
-        rank, host = locate_errors(first, name, case, host)
-    everybody = is_everybody(ranks, alike, case)
+    if rank is None and not unordered and not whose.is_launch_of_several(first, alike):
+        rank, host = whose.locate_errors(first, name, case, host)
+    everybody = whose.is_everybody(ranks, alike, case)
     if name in log_table().headers and len(ranks) > 1:
         rank = host = None  # no one knows what each of them says next
     if name == "dataloader_worker" and _WORKER_KILLED.search(first.text):
@@ -309,10 +267,10 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
     if rank is None:
         rank = _rank_by_others(name, first, roots, alive, case)
     if rank is None and name in ("oom_kill", "ray_actor_died"):
-        dead, where = rank_of_dead_process(case)
+        dead, where = whose.rank_of_dead_process(case)
         rank, host = (dead, host or where) if host is None or where in (None, host) else (rank, host)
     if name == "node_failure":
-        rank, host = None, failed_node(case)
+        rank, host = None, whose.failed_node(case)
     odd = odd_ranks(alike) if name == "collective_mismatch" else None
     if odd is not None:
         rank = odd.ranks[0] if len(odd.ranks) == 1 else None
@@ -324,14 +282,14 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
         hosts = {case.ranks.host_of(error.who, case.ranks.rank_of(error.who)) for error in alike}
         there = hosts.pop() if len(hosts) == 1 else None
         of_program = everybody and name not in log_table().node_can_cause  # it is the same on any node
-        rank, host = None, (None if of_program else there) or (node_of_all(case) if everybody else None)
+        rank, host = None, (None if of_program else there) or (whose.node_of_all(case) if everybody else None)
     elif host is None and rank is None and name == "oom_kill":
-        host = node_of_workers(first)
+        host = whose.node_of_workers(first)
     peers = sorted({match["peer"] for error in alike if (match := _UNREACHED.search(error.text))})
     tellers = {case.ranks.host_of(error.who, case.ranks.rank_of(error.who)) for error in alike} - {None}
-    case.role[id(first)] = "cause"
+    first.role = "cause"
     followed = len(alive) - 1
-    who = rank_words(rank, host)
+    who = cases.rank_words(rank, host)
     said = f"{who} failed first" if who else "the first error of the run is"
     more = f", and {plural(len(ranks) - 1, 'more rank')} alike" if len(ranks) > 1 and rank is not None else ""
     if odd is not None:
@@ -346,17 +304,17 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
         said = f"{len(tellers)} hosts did not reach {host}; it may be at fault, or what leads to it"
     after = f"; {plural(followed, 'more line')} of errors followed" if followed else ""
     summary = (
-        f"{log_table().means.get(name, name)}: {said}{more}{after_step(case, first)} (line "
-        f"{first.line}): {shortened(said_whole(first), 200)}{after}"
+        f"{log_table().means.get(name, name)}: {said}{more}{cases.after_step(case, first)} (line "
+        f"{first.line}): {shortened(cases.said_whole(first), 200)}{after}"
     )
     return LogVerdict(
         name,
         first.line,
         first.source,
-        sentence(summary),
+        cases.sentence(summary),
         host,
         rank,
-        said_whole(first),
+        cases.said_whole(first),
         tuple(ranks),
         followed=followed,
         missing=odd.ranks if odd is not None else (),
@@ -366,9 +324,8 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
 def _rank_by_others(
     name: str, first: FoundError, roots: Sequence[FoundError], alive: Sequence[FoundError], case: LogCase
 ) -> int | None:
-    """The rank of a line that does not say whose it is, from what else was said."""
-    rank = who_felt_it(first, alive, case) if name in GPU_NAMES else None
-    return rank_beside(first, roots, case) if rank is None and not first.who.named else rank
+    rank = whose.who_felt_it(first, alive, case) if name in whose.GPU_NAMES else None
+    return whose.rank_beside(first, roots, case) if rank is None and not first.who.named else rank
 
 
 def _says_more(error: FoundError) -> bool:
@@ -381,7 +338,7 @@ def _first_said(roots: Sequence[FoundError], alive: Sequence[FoundError], case: 
     if first.name in _SAYS_MORE:
         first = next((e for e in roots if e.name == first.name and _says_more(e)), first)
     if first.name == "not_started":
-        first = reason_of_launch(first, roots)
+        first = whose.reason_of_launch(first, roots)
         below = (e for e in alive if _REASON_OF_CONTAINER.search(e.raw_text) and 0 < e.line - first.line <= LAST_LINES)
         first = next((e for e in below if e.name in _WHY_NOT_WRITTEN), first)
     if first.name == "checkpoint_write":
@@ -395,13 +352,12 @@ def _first_said(roots: Sequence[FoundError], alive: Sequence[FoundError], case: 
 
 
 def _by_thread(first: FoundError, case: LogCase) -> FoundError:
-    """What the thread that pins memory said before its loader noticed that it is gone: a thread's error alone
-    ends nothing."""
+    """What the thread that pins memory said before its loader missed it: a thread's error alone ends nothing."""
     said = [
         error
         for error in case.errors
         if error.who == first.who and error.source == first.source and error.weak and error.traceback
-        and 0 < first.line - error.line <= LONG_AFTER
+        and 0 < first.line - error.line <= cases.LONG_AFTER
         and error.name not in log_table().consequences | log_table().headers | {"python_exception"}
     ]  # fmt: skip
     return said[-1] if said and "thread exited unexpectedly" in first.text else first

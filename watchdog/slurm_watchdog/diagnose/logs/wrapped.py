@@ -17,9 +17,9 @@ import msgspec
 
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.diagnose.logs.line import LINE_END
-from slurm_watchdog.diagnose.logs.timestamps import stamp_of
 from slurm_watchdog.knowledge.progress_patterns import EPOCH_KEYS, STEP_KEYS, TRAINING_KEYS
-from slurm_watchdog.parse.training_log.numbers import count_of
+from slurm_watchdog.parse.timestamps import stamp_of
+from slurm_watchdog.parse.training_log.text import count_of
 
 MAX_DEPTH = 4
 MAX_TRIED = 50  # Lines of a block among which there is a record, if there are any in it.

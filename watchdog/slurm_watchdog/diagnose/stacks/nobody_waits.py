@@ -1,5 +1,4 @@
-"""What stacks say where no one is seen to wait for a peer: ranks that end, that compute, or that stand still together.
-Pure."""
+"""What stacks say where no one is seen to wait for a peer: ranks end, compute, or stand still together. Pure."""
 
 from __future__ import annotations
 
@@ -7,18 +6,11 @@ from collections import Counter
 
 from msgspec.structs import replace
 
+from slurm_watchdog.diagnose.stacks import waiting as wait
 from slurm_watchdog.diagnose.stacks.case import Ruling, StackCase
 from slurm_watchdog.diagnose.stacks.places import RankPlace, is_of_kernel, place_of
 from slurm_watchdog.diagnose.stacks.sentences import class_of, class_word, place_words, where_all_are, who_does
-from slurm_watchdog.diagnose.stacks.waiting import (
-    ENDLESS,
-    LONG,
-    MAYBE_WAITING,
-    UNHURRIED,
-    collective_of,
-    is_unhurried,
-    is_within,
-)
+from slurm_watchdog.diagnose.stacks.waiting import ENDLESS, LONG, UNHURRIED, is_unhurried
 from slurm_watchdog.knowledge.stack_frames import Place
 
 # How long a rank may stand where it stands before that is no ordinary thing.
@@ -27,8 +19,7 @@ NOT_SAVING = ENDLESS - {Place.FILESYSTEM}
 
 
 def with_a_step_s(case: StackCase, seconds: float) -> float:
-    """`seconds` between two steps, and the step after them, as `progress_limit.with_a_step`; never below the limit of a
-    job that trains."""
+    """`seconds` and a step, as `progress_limit.with_a_step`; never below the limit of a job that trains."""
     return max(case.base_s, seconds + (case.given.typical_step_s or 0.0))
 
 
@@ -72,11 +63,7 @@ def without_waiting(case: StackCase) -> Ruling:
         return with_teardown(case)
     if len(places) == 1 and case.cast.world <= 1:
         only = places[0]
-        hang = (
-            (case.late or bool(case.repeated))
-            and only.place in ENDLESS
-            and (not case.late or patience_is_over(case, only))
-        )
+        hang = only.place in ENDLESS and (patience_is_over(case, only) if case.late else bool(case.repeated))
         return hang, cls, [only] if hang else [], f"{who_does(case, [only])}"
     stuck = [p for p in places if p.place in (Place.FILESYSTEM, Place.DEVICE)]
     if 0 < 2 * len(stuck) < len(places) and all(is_of_kernel(p.raw) for p in places):
@@ -86,12 +73,8 @@ def without_waiting(case: StackCase) -> Ruling:
     alike = len({p.place for p in places}) == 1 and places[0].place is not Place.OTHER
     hang = case.late and alike and all(patience_is_over(case, p) for p in places)
     if any(p.place in LONG or "startup" in p.contexts for p in places) and not hang:
-        return (
-            False,
-            cls if cls != "working" else "startup",
-            (),
-            f"No hang is shown: {where_all_are(case, lower=True)}",
-        )
+        cls = cls if cls != "working" else "startup"
+        return False, cls, (), f"No hang is shown: {where_all_are(case, lower=True)}"
     first = "No hang is proven" if alone_elsewhere(case) else "No rank differs"
     return hang, cls, (), f"{first}: {where_all_are(case, lower=True)}"
 
@@ -110,16 +93,16 @@ def alone_in_its_call(case: StackCase) -> tuple[RankPlace, str] | None:
     nothing: in a healthy job, too, one rank may be ahead for a moment."""
     if len(case.places) < LEAST_ALIKE or case.missing or case.undumped or case.gone:
         return None
-    calls = {p.key: collective_of(p) or place_words(p.place, many=True) for p in case.places}
+    calls = {p.key: wait.collective_of(p) or place_words(p.place, many=True) for p in case.places}
     counts = Counter(calls.values())
     if len(counts) != 2 or min(counts.values()) > 1:
         return None
     odd = next(p for p in case.places if counts[calls[p.key]] == 1)
     usual = next(p for p in case.places if p is not odd)
-    waits = odd.place is Place.COLLECTIVE and usual.place in MAYBE_WAITING | {Place.COLLECTIVE}
-    if not waits or is_within(odd, usual) or "startup" in odd.contexts | usual.contexts:
+    waits = odd.place is Place.COLLECTIVE and usual.place in wait.MAYBE_WAITING | {Place.COLLECTIVE}
+    if not waits or wait.is_within(odd, usual) or "startup" in odd.contexts | usual.contexts:
         return None
-    return odd, collective_of(usual) or place_words(usual.place, many=True)
+    return odd, wait.collective_of(usual) or place_words(usual.place, many=True)
 
 
 def _waits_too_long_in_kernel(case: StackCase, p: RankPlace) -> bool:
@@ -139,9 +122,5 @@ def with_teardown(case: StackCase) -> Ruling:
     if named:
         alone = replace(case, waiting=())
         return True, "teardown", named, f"The ranks end, and {who_does(alone, named, lower=True)}"
-    return (
-        len(teardown) * 2 > len(case.places),
-        "teardown",
-        (),
-        f"No rank differs: {where_all_are(case, lower=True)}",
-    )
+    hang = len(teardown) * 2 > len(case.places)
+    return hang, "teardown", (), f"No rank differs: {where_all_are(case, lower=True)}"

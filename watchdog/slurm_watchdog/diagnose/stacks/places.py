@@ -29,8 +29,7 @@ from slurm_watchdog.parse.stacks.frame_lines import begins_program
 _INNER_FRAMES = 12  # A collective is looked for this deep under library wrappers; the training loop itself lies deeper.
 
 _OF_A_CALL = 5
-"""Who waits for its GPU so near below a collective, a compiler that measures kernels, or a checkpoint does it for that.
-"""
+"""Who waits for its GPU so near below a collective, a compiler that measures, or a checkpoint does it for that."""
 
 _CALLERS = 30  # So far out the caller of a lock, a sleep or a file is looked for that says what it is for.
 
@@ -54,8 +53,7 @@ _ERRANDS = {
 _OUTERMOST = 4
 _AT_END = frozenset({"_run_exitfuncs", "_exit_function", "_shutdown", "_python_exit"})
 _FILES_AT_END = late_regex(r"(^|/)(atexit|util|threading|thread)(\.py)?$")
-"""Frames of the interpreter below which only exit handlers are: multiprocessing/util.py, concurrent/futures/thread.py.
-"""
+"""Frames of Python below which only exit handlers are: multiprocessing/util.py, concurrent/futures/thread.py."""
 
 _DEVICE_ERRANDS = WAITS_FOR_PEERS | {Place.COMPILATION, Place.CHECKPOINT}
 
@@ -118,11 +116,7 @@ def is_gone(error: str) -> bool:
 
 def place_of(function: str, file: str) -> Place:
     """Which known place one frame means. From Python 3.11 on py-spy prints `Class.method`: the last name counts."""
-    return _place_of(function, file, frame_table())
-
-
-def _place_of(function: str, file: str, table: FrameTable) -> Place:
-    return _row_of(function, file, table) or Place.OTHER
+    return _row_of(function, file, frame_table()) or Place.OTHER
 
 
 @lru_cache(maxsize=8192)
@@ -309,7 +303,6 @@ def _contexts_of(function: str, file: str) -> tuple[str, ...]:
 
 
 def _place(frames: tuple[Frame, ...]) -> tuple[Place, tuple[Frame, ...]]:
-    """The place that the frames of one thread mean, and the frames from the first that tells of it."""
     return _place_in(frames, frame_table())
 
 
@@ -350,7 +343,6 @@ def is_resolved(frame: Frame) -> bool:
 
 
 def _ends_program(frame: Frame) -> bool:
-    """Whether the interpreter calls this when the program is over, whatever it does then."""
     return frame.function.rpartition(".")[2] in _AT_END and bool(_FILES_AT_END.search(frame.file))
 
 

@@ -1,5 +1,4 @@
-"""Which of the dumped processes are ranks, which rank each is, and which dumps are of the same process at
-another time."""
+"""Which dumped processes are ranks, which rank each is, and which dumps are of the same process at another time."""
 
 from __future__ import annotations
 
@@ -15,22 +14,13 @@ from slurm_watchdog.diagnose.stacks.places import frame_key, is_native, main_thr
 from slurm_watchdog.knowledge.stack_frames import NO_RANK_COMMANDS, NO_RANKS, Place
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Role
-from slurm_watchdog.parse.stacks.dump import Dump
+from slurm_watchdog.parse.stacks import headers as head
 from slurm_watchdog.parse.stacks.frame_lines import begins_program
-from slurm_watchdog.parse.stacks.headers import (
-    DumpHeader,
-    header_of_command,
-    header_of_file,
-    is_named_for_its_host,
-    program_of,
-)
+from slurm_watchdog.parse.stacks.headers import Dump, DumpHeader
 
 MAX_TID = 2**23  # Numbers of threads are below (PID_MAX_LIMIT is 2**22), addresses above.
 CONTAINER_PID = 500
-"""In containers the ranks of different nodes often have the same small pids; without a host they are told
-apart by their file."""
-
-
+"""In containers ranks of different nodes often have the same small pids; without a host their files tell them apart."""
 _RAY = late_regex(r"(^|/)ray/|(^|/)threading\.py$")
 """Frames by which Ray calls a function of the program: all its processes have them."""
 _NO_PYTHON = late_regex(r"find python version|no such process", re.IGNORECASE)
@@ -89,8 +79,7 @@ def assign_ranks(dumps: Sequence[Dump], world: int | None = None) -> RankAssignm
 
 
 def no_rank(dump: Dump) -> str:
-    """What a process is if its frames or its command say that it holds no rank; empty otherwise. The
-    innermost frame decides."""
+    """What a process is if its frames (the innermost first) or its command say that it holds no rank; else empty."""
     if dump.header.role in ("worker", "helper"):
         return f"a {dump.header.role}"
     if dump.error is not None and dump.header.rank is None and _NO_PYTHON.search(dump.error):
@@ -103,7 +92,7 @@ def no_rank(dump: Dump) -> str:
         for reason, function, file in NO_RANKS:
             if re.fullmatch(function, name) and re.fullmatch(file if file != r".*" else r"(?s).*", frame.file):
                 return reason
-    program = program_of(dump.command)
+    program = head.program_of(dump.command)
     return next((reason for reason, pattern in NO_RANK_COMMANDS if re.search(pattern, program)), "")
 
 
@@ -115,8 +104,8 @@ def _with_pids_of_files(dumps: Sequence[Dump]) -> list[Dump]:
     pids = {source: tuple(sorted(each)) for source, each in in_file.items()}
     found = []
     for dump in dumps:
-        by_file = header_of_file(dump.source, pids[dump.source])
-        if len(pids) == 1 and not is_named_for_its_host(dump.source):
+        by_file = head.header_of_file(dump.source, pids[dump.source])
+        if len(pids) == 1 and not head.is_named_for_its_host(dump.source):
             by_file = replace(by_file, host="")  # someone's name for the only file there is
         if len(pids) == 1 and len(pids[dump.source]) > 1:
             by_file = replace(
@@ -127,7 +116,7 @@ def _with_pids_of_files(dumps: Sequence[Dump]) -> list[Dump]:
 
 
 def _with_command(dump: Dump) -> Dump:
-    command = header_of_command(dump.command) if dump.command else DumpHeader()
+    command = head.header_of_command(dump.command) if dump.command else DumpHeader()
     header = replace(command, rank=None).overlaid(dump.header)
     return replace(dump, header=header)
 
@@ -226,8 +215,7 @@ def _address_of_main(dump: Dump) -> str:
 
 
 def _numbered(processes: list[list[Dump]], world: int) -> tuple[list[list[Dump]], list[list[Dump]]]:
-    """(processes with their rank filled in, processes that can only be children of another). No two have the
-    same rank."""
+    """(processes with their rank, processes that can only be children of another). No two have the same rank."""
     seconds: list[list[Dump]] = []
     by_rank: dict[int, list[list[Dump]]] = {}
     for each in processes:
@@ -267,7 +255,7 @@ def _set_rank(process: list[Dump], rank: int | None) -> None:
 
 
 def _rank_by_command(dump: Dump) -> int | None:
-    return header_of_command(dump.command).rank if dump.command else None
+    return head.header_of_command(dump.command).rank if dump.command else None
 
 
 def _rank_by_node_and_place(dump: Dump) -> int | None:
@@ -278,8 +266,7 @@ def _rank_by_node_and_place(dump: Dump) -> int | None:
 
 
 def _rank_by_label(dump: Dump) -> int | None:
-    """A number in front of each line, or as the name of each file: the rank if every process has one of its own."""
-    return dump.header.label
+    return dump.header.label  # in front of each line, or the name of each file
 
 
 def _process(index: int, dumps: list[Dump]) -> RankProcess:
@@ -308,10 +295,4 @@ def _stack(dump: Dump, index: int) -> ProcessStack:
 def _order(process: RankProcess) -> tuple[object, ...]:
     frames = process.dumps[-1].threads[0].frames[:1] if process.dumps and process.dumps[-1].threads else ()
     name = frames[0].function if frames else ""
-    return (
-        process.rank if process.rank is not None else 1 << 40,
-        process.host,
-        process.pid,
-        process.source,
-        name,
-    )
+    return (process.rank if process.rank is not None else 1 << 40, process.host, process.pid, process.source, name)

@@ -9,18 +9,9 @@ from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import fold as fold_names
 from slurm_watchdog.base.text import listed, plural
+from slurm_watchdog.diagnose.stacks import places as at
 from slurm_watchdog.diagnose.stacks.case import StackCase
-from slurm_watchdog.diagnose.stacks.places import (
-    WAITS_FOR_PEERS,
-    RankPlace,
-    call_of,
-    frame_key,
-    is_native,
-    is_resolved,
-    locate,
-    place_of,
-    thread_role,
-)
+from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, RankPlace, is_resolved, locate
 from slurm_watchdog.diagnose.stacks.ranks import RankAssignment
 from slurm_watchdog.diagnose.stacks.vote import VoteGroup
 from slurm_watchdog.diagnose.stacks.waiting import collective_of, frames_key
@@ -54,8 +45,7 @@ def place_words(place: Place, *, many: bool = False) -> str:
 
 
 def group_words(group: VoteGroup, *, nodes: bool = False) -> str:
-    """`1 rank is in the backward pass`, `3 ranks (0, 2, 5 on n1, n2) wait in a collective`: what a group of
-    equal stacks does."""
+    """`1 rank is in the backward pass`, `3 ranks (0, 2, 5 on n1, n2) wait in a collective`: what a group does."""
     size = len(group.ranks)
     who = f" ({few(group.ranks)} on {few(group.nodes)})" if nodes else ""
     return f"{plural(size, 'rank')}{who} {place_words(group.place, many=size != 1)}"
@@ -111,7 +101,7 @@ def group_places(places: Sequence[RankPlace], found: RankAssignment) -> tuple[St
     groups: list[StackGroup] = []
     for (place, _), members in by_key.items():
         members = by_rank(members)
-        shown = [tuple(map(frame_key, _shown(p.told_by or p.raw))) for p in members]
+        shown = [tuple(map(at.frame_key, _shown(p.told_by or p.raw))) for p in members]
         who = tuple(map(_who, members))
         threads = Counter(role for p in members if p.key in stacks for role in _roles(stacks[p.key]))
         groups.append(
@@ -121,14 +111,13 @@ def group_places(places: Sequence[RankPlace], found: RankAssignment) -> tuple[St
 
 
 def _shown(frames: Sequence[Frame]) -> list[Frame]:
-    """Those of Python; else those of compiled code that have a name; else all."""
     named = [frame for frame in frames if is_resolved(frame)]
-    return [frame for frame in named if not is_native(frame.file)] or named or list(frames)
+    return [frame for frame in named if not at.is_native(frame.file)] or named or list(frames)
 
 
 def _roles(stack: ProcessStack) -> list[str]:
     return [
-        thread_role(thread) or "another thread"
+        at.thread_role(thread) or "another thread"
         for thread in stack.threads
         if thread.name != "MainThread" and thread.thread_id != stack.pid and thread.frames
     ]
@@ -146,7 +135,7 @@ def children_of(place: RankPlace, found: RankAssignment) -> str:
         )
         seen = locate(stack)
         if seen.error is None and seen.frames and seen.place is not Place.DATALOADER:
-            return f"; its worker {dump.pid} {place_words(seen.place)}, in {call_of(seen.frames[0])}"
+            return f"; its worker {dump.pid} {place_words(seen.place)}, in {at.call_of(seen.frames[0])}"
     return ""
 
 
@@ -200,7 +189,7 @@ def _stands(p: RankPlace, *, many: bool) -> str:
     """What ranks do that wait in no known call: those in unknown code stand in one and the same function."""
     if p.place is not Place.OTHER or not any(map(is_resolved, p.frames)):
         return place_words(p.place, many=many)
-    return f"{'stand' if many else 'stands'} in {call_of(_telling(p))}"
+    return f"{'stand' if many else 'stands'} in {at.call_of(_telling(p))}"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -289,7 +278,7 @@ def culprit_of(p: RankPlace | Culprit, found: RankAssignment) -> Culprit:
     if isinstance(p, Culprit):
         return p
     does = "evaluates" if _evaluates(p) else place_words(p.place)
-    reason = f"{does}, in {call_of(_telling(p))}" if any(map(is_resolved, p.frames)) else does
+    reason = f"{does}, in {at.call_of(_telling(p))}" if any(map(is_resolved, p.frames)) else does
     if p.holds_gil and p.place is Place.OTHER:
         reason += "; it holds the interpreter's lock"
     if p.gil_held_by and p.place not in WAITS_FOR_PEERS:
@@ -303,14 +292,13 @@ def _who(p: RankPlace, reason: str = "") -> Culprit:
 
 
 def _evaluates(p: RankPlace) -> bool:
-    """Whether nothing else is known of a rank than that it is in an evaluation."""
     return p.place is Place.OTHER and "evaluation" in p.contexts
 
 
 def _telling(p: RankPlace) -> Frame:
     """The frame to show: the innermost of its own; at a debugger's prompt the one that is being debugged."""
     if p.place is Place.DEBUGGER:
-        ends = [i for i, f in enumerate(p.frames) if place_of(f.function, f.file) is Place.DEBUGGER]
+        ends = [i for i, f in enumerate(p.frames) if at.place_of(f.function, f.file) is Place.DEBUGGER]
         beyond = (f for f in p.frames[ends[-1] + 1 :] if not _DEBUGGER_FILES.search(f.file)) if ends else ()
         return next(iter(beyond), p.frames[0])
     return next(filter(is_resolved, p.frames), p.frames[0])

@@ -26,8 +26,7 @@ LOOKS = 8  # Different stacks, line by line, that a small loop may show.
 DEPTH = 6  # Functions that it may call below each other.
 LINES = 12  # Between the first and the last line of it.
 REGULAR = frozenset({"re", "regex", "re2"})
-"""Modules of regular expressions: one call may take minutes. A function of the program's own that is called
-`match` proves nothing."""
+"""Modules of regular expressions: one call may take minutes. A program's own function `match` proves nothing."""
 MEMORY_BYTES = 1 << 20
 """What is collected and given back again; an index or a list of results grows by more within seconds."""
 IO_BYTES = 256
@@ -107,7 +106,6 @@ def _one_more(before: Steady | None, stack: ProcessStack, place: RankPlace, at: 
 
 
 def _uses_a_core(before: Steady, stack: ProcessStack, at: float) -> bool:
-    """Whether it has run since the dump before, one thread of it, all the time."""
     passed_s = at - before.last_at
     used_s = stack.cpu_s - before.cpu_s[1]
     if passed_s <= 0 or not 0 < used_s / passed_s <= MOST_CPU:
@@ -116,7 +114,6 @@ def _uses_a_core(before: Steady, stack: ProcessStack, at: float) -> bool:
 
 
 def _is_small(seen: Steady) -> bool:
-    """Whether all its stacks are those of one small loop, and its memory stays."""
     low, high = seen.resident_bytes
     if len(seen.stacks) > LOOKS or high - low > MEMORY_BYTES:
         return False
@@ -129,8 +126,7 @@ def _is_small(seen: Steady) -> bool:
 
 
 def _common(outwards: Sequence[tuple[Frame, ...]]) -> int:
-    """So many frames, from the outermost, are the same in all stacks, lines included; then comes the one that
-    goes round."""
+    """So many frames, from the outermost, are the same in all stacks, lines included; the next one goes round."""
     shortest = min(len(stack) for stack in outwards)
     same = next((place for place in range(shortest) if len({stack[place] for stack in outwards}) > 1), shortest)
     # A function that the loop calls from one and the same line is there in some dumps and not in others.

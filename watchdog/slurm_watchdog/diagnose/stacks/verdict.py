@@ -17,7 +17,9 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.diagnose.stacks.case import Options, Ruling, StackCase, case_of
+from slurm_watchdog.diagnose.stacks import places as where
+from slurm_watchdog.diagnose.stacks import sentences as say
+from slurm_watchdog.diagnose.stacks.case import Options, Ruling, StackCase, case_of, late_replica, odd_in_tensor_group
 from slurm_watchdog.diagnose.stacks.nobody_waits import (
     alone_elsewhere,
     alone_in_its_call,
@@ -26,44 +28,13 @@ from slurm_watchdog.diagnose.stacks.nobody_waits import (
     with_teardown,
     without_waiting,
 )
-from slurm_watchdog.diagnose.stacks.places import (
-    WAITS_FOR_PEERS,
-    RankPlace,
-    call_of,
-    is_known_by_name_alone,
-    is_native,
-    locate,
-    place_of,
-)
+from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, RankPlace, locate
 from slurm_watchdog.diagnose.stacks.ranks import RankAssignment, assign_ranks
-from slurm_watchdog.diagnose.stacks.sentences import (
-    StackGroup,
-    by_rank,
-    class_of,
-    class_word,
-    culprit_of,
-    culprit_words,
-    fold,
-    group_places,
-    people,
-    todo,
-    waiters,
-    where_all_are,
-    who_does,
-    why_no_hang,
-)
-from slurm_watchdog.diagnose.stacks.topology import late_replica, odd_in_tensor_group
-from slurm_watchdog.diagnose.stacks.waiting import (
-    ENDLESS,
-    LONG,
-    UNHURRIED,
-    collective_of,
-    odd_one,
-    suspects,
-)
+from slurm_watchdog.diagnose.stacks.sentences import todo
+from slurm_watchdog.diagnose.stacks.waiting import ENDLESS, LONG, UNHURRIED, collective_of, odd_one, suspects
 from slurm_watchdog.knowledge.stack_frames import CLASSES, MOMENTARY, Place
 from slurm_watchdog.model.incidents import Culprit
-from slurm_watchdog.parse.stacks.dump import Dump
+from slurm_watchdog.parse.stacks.headers import Dump
 
 MAX_CULPRITS = 3
 """So many ranks may stand in a place that does not end by itself for one snapshot to prove a hang; if they
@@ -78,7 +49,7 @@ class StackVerdict(Struct):
     ranks: int
     dumped: int
     missing: tuple[int, ...] = ()
-    groups: tuple[StackGroup, ...] = ()
+    groups: tuple[say.StackGroup, ...] = ()
     is_hang: bool = False
     cls: str = "working"
     culprits: tuple[Culprit, ...] = ()
@@ -95,19 +66,19 @@ def diagnose_dumps(dumps: Sequence[Dump], given: Options | None = None) -> Stack
     given = given or Options()
     case = case_of(assign_ranks(dumps, given.ranks), given, [dump.command for dump in dumps if dump.command])
     is_hang, cls, named, sentence = _rule(case)
-    culprits = tuple(culprit_of(each, case.cast) for each in named) if is_hang else ()
+    culprits = tuple(say.culprit_of(each, case.cast) for each in named) if is_hang else ()
     suspects = {(each.node, each.rank, each.pid) for each in culprits}
     apart = alone_in_its_call(case)
     elsewhere = [
-        culprit_of(p, case.cast)
-        for p in ([apart[0]] if apart is not None else by_rank(case.outside or alone_elsewhere(case)))
+        say.culprit_of(p, case.cast)
+        for p in ([apart[0]] if apart is not None else say.by_rank(case.outside or alone_elsewhere(case)))
     ]
     odd = tuple(each for each in elsewhere if (each.node, each.rank, each.pid) not in suspects)
     return StackVerdict(
         ranks=case.cast.world or len(case.cast.ranks),
         dumped=len(case.places),
         missing=case.missing,
-        groups=group_places(case.places, case.cast),
+        groups=say.group_places(case.places, case.cast),
         is_hang=is_hang,
         cls=cls,
         culprits=culprits,
@@ -132,13 +103,13 @@ def _rule(case: StackCase) -> Ruling:
         and 2 * evaluating > len(case.places)
     ):
         cls = "evaluation"
-        ruling = (False, cls, ruling[2], ruling[3])
+        ruling = (False, cls, *ruling[2:])
     if case.recent:
         since, base, limits = case.given.since_last_step_s, case.base_s, case.given.limits
         below = f"below {base:g} s ({limits.floor:g} s or {limits.factor:g} typical steps) nothing is one"
-        return False, cls, (), f"No hang: the last step was {since:g} s ago, and {below}. {where_all_are(case)}"
+        return False, cls, (), f"No hang: the last step was {since:g} s ago, and {below}. {say.where_all_are(case)}"
     if case.repeated is False and not (is_hang and cls == "debugger"):
-        return False, "working", (), f"No hang: ranks moved between the dumps. {where_all_are(case)}"
+        return False, "working", (), f"No hang: ranks moved between the dumps. {say.where_all_are(case)}"
     return ruling
 
 
@@ -150,23 +121,18 @@ def _nothing_dumped(case: StackCase) -> Ruling:
         whom = ", ".join(sorted({what for what, _ in case.cast.others}))
         return False, "undumpable", (), f"No process of a rank is among the dumps ({whom}): no rank is identified."
     reasons = sorted({each.reason for each in case.undumped})
-    return (
-        False,
-        "undumpable",
-        (),
-        f"None of {many} processes could be dumped ({'; '.join(reasons[:2])}): no rank is identified.",
-    )
+    said = f"None of {many} processes could be dumped ({'; '.join(reasons[:2])}): no rank is identified."
+    return False, "undumpable", (), said
 
 
 def _with_a_prompt(case: StackCase) -> Ruling | None:
     prompt = [p for p in case.places if p.place is Place.DEBUGGER]
     if not prompt:
         return None
-    return True, "debugger", prompt, who_does(case, prompt)
+    return True, "debugger", prompt, say.who_does(case, prompt)
 
 
 def _with_waiting(case: StackCase) -> Ruling:
-    """Someone waits for peers."""
     outside = list(case.outside)
     if not outside:
         return _nobody_outside(case)
@@ -179,14 +145,14 @@ def _with_waiting(case: StackCase) -> Ruling:
     if not few and not (same and case.late and outside[0].place in ENDLESS):
         proven = []
     if proven:
-        return True, class_of(proven), proven, who_does(case, proven)
+        return True, say.class_of(proven), proven, say.who_does(case, proven)
     hang = case.late and not few and all(patience_is_over(case, p) for p in suspects(outside))
-    cls = class_of(outside)
+    cls = say.class_of(outside)
     if (apart := _alone(case)) is not None:
         return apart
     if hang:
-        return True, cls, (), f"No rank can be identified: {where_all_are(case, lower=True)}"
-    return False, cls, (), f"{why_no_hang(case, outside)} {where_all_are(case)}"
+        return True, cls, (), f"No rank can be identified: {say.where_all_are(case, lower=True)}"
+    return False, cls, (), f"{say.why_no_hang(case, outside)} {say.where_all_are(case)}"
 
 
 def _proves_hang(case: StackCase, p: RankPlace) -> bool:
@@ -211,13 +177,13 @@ def _proves(case: StackCase, p: RankPlace) -> bool:
         return False
     if p.place is Place.DATALOADER:
         return p.raw[:1] != p.frames[:1]  # it waits in a queue; what loads in the process itself works
-    if p.place is Place.FILESYSTEM and any(place_of(f.function, f.file) is Place.DATALOADER for f in p.raw):
+    if p.place is Place.FILESYSTEM and any(where.place_of(f.function, f.file) is Place.DATALOADER for f in p.raw):
         return False  # so does what reads or decodes a sample there
-    if p.place in (Place.FILESYSTEM, Place.LOCK) and is_known_by_name_alone(p):
+    if p.place in (Place.FILESYSTEM, Place.LOCK) and where.is_known_by_name_alone(p):
         return False
     if p.place is Place.FILESYSTEM and peers_save(case):
         return False
-    innermost = [f for f in p.raw if not is_native(f.file)][:4]
+    innermost = [f for f in p.raw if not where.is_native(f.file)][:4]
     return not any(_is_momentary(f.function, f.file) for f in innermost)
 
 
@@ -228,27 +194,23 @@ def _is_momentary(function: str, file: str) -> bool:
 
 
 def _nobody_outside(case: StackCase) -> Ruling:
-    """All dumped ranks wait for each other."""
     all_dumped = 0 < case.cast.world <= len(case.places)
     alone = case.undumped[0] if len(case.undumped) == 1 and not all_dumped else None
     starting = all(p.place is Place.RENDEZVOUS or "startup" in p.contexts for p in case.waiting)
-    cls = "rendezvous" if starting else class_word(p.place for p in case.waiting)
+    cls = "rendezvous" if starting else say.class_word(p.place for p in case.waiting)
     late = any(patience_is_over(case, p) for p in case.waiting)
     collective = all(p.place in WAITS_FOR_PEERS for p in case.waiting)
     if alone is not None and collective and not starting:
         named = replace(alone, reason=f"suspect: it alone could not be dumped ({alone.reason}), and all others wait")
-        return (
-            True,
-            "undumpable",
-            (named,),
-            f"{culprit_words(named, True)} is suspect: it alone could not be dumped ({alone.reason}), {waiters(case)}.",
-        )
+        who = say.culprit_words(named, True)
+        sentence = f"{who} is suspect: it alone could not be dumped ({alone.reason}), {say.waiters(case)}."
+        return True, "undumpable", (named,), sentence
     if case.gone and collective and not starting:
-        who = people(case.gone)
+        who = say.people(case.gone)
         has = "has" if len(case.gone) == 1 else "have"
-        return True, "missing_rank", case.gone, f"{who[:1].upper()}{who[1:]} {has} ended, {waiters(case)}."
+        return True, "missing_rank", case.gone, f"{who[:1].upper()}{who[1:]} {has} ended, {say.waiters(case)}."
     if collective and (held := _without_its_interpreter(case)) is not None:
-        sentence = f"{culprit_words(held, True)} cannot continue: {held.reason}, {waiters(case)}."
+        sentence = f"{say.culprit_words(held, True)} cannot continue: {held.reason}, {say.waiters(case)}."
         return True, CLASSES[Place.GIL], (held,), sentence
     odd = odd_one(case.waiting, len(case.places) + len(case.undumped) + len(case.missing))
     if odd is not None and not starting and (case.late or case.repeated or not _may_be_ahead(case.waiting)):
@@ -260,22 +222,22 @@ def _nobody_outside(case: StackCase) -> Ruling:
     apart = _alone(case) if not starting else None
     if apart is not None:
         return apart
-    sentence = f"No rank differs: {where_all_are(case, lower=True)}"
+    sentence = f"No rank differs: {say.where_all_are(case, lower=True)}"
     lost = _lost(case) if collective and not starting else None
     if lost is not None:
-        sentence = f"{culprit_words(lost, True)} is suspect: {lost.reason.removeprefix('suspect: ')}, {waiters(case)}."
-        return True, "missing_rank", (lost,), sentence
+        who, why = say.culprit_words(lost, True), lost.reason.removeprefix("suspect: ")
+        return True, "missing_rank", (lost,), f"{who} is suspect: {why}, {say.waiters(case)}."
     if case.missing and collective and not starting:
         many = len(case.missing) > 1
-        who = f"{'Ranks' if many else 'Rank'} {fold(case.missing)} {'are' if many else 'is'}"
+        who = f"{'Ranks' if many else 'Rank'} {say.fold(case.missing)} {'are' if many else 'is'}"
         sentence = (
-            f"{who} missing from the dumps, {waiters(case)}. "
+            f"{who} missing from the dumps, {say.waiters(case)}. "
             f"No rank is identified: look at the missing {'ones' if many else 'one'} first."
         )
         return (late or case.given.since_last_step_s is None, "missing_rank", (), sentence)
     if starting and case.missing:
-        missing = f"Missing: {'ranks' if len(case.missing) > 1 else 'rank'} {fold(case.missing)}."
-        sentence = f"Start-up: {where_all_are(case, lower=True)} {missing}"
+        missing = f"Missing: {'ranks' if len(case.missing) > 1 else 'rank'} {say.fold(case.missing)}."
+        sentence = f"Start-up: {say.where_all_are(case, lower=True)} {missing}"
     hang = late or (bool(case.repeated) and collective and not starting and case.given.since_last_step_s is None)
     return hang, cls, (), sentence
 
@@ -293,25 +255,24 @@ def _without_its_interpreter(case: StackCase) -> Culprit | None:
 
 
 def _alone(case: StackCase) -> Ruling | None:
-    """One rank alone waits in another call than all the others, which does not prove that it is the one at fault."""
     found = alone_in_its_call(case)
     if found is None:
         return None
     odd, others = found
     does = f"the {len(case.places) - 1} others {others if ' ' in others else f'in {others}'}"
-    who = culprit_words(culprit_of(odd, case.cast), True)
+    who = say.culprit_words(say.culprit_of(odd, case.cast), True)
     if (case.late or case.repeated) and odd.place is Place.COLLECTIVE and " " not in others:
         sentence = f"The calls do not match: {who[:1].lower()}{who[1:]} alone waits in {collective_of(odd)}, {does}."
         return True, "collective_mismatch", (), sentence
     hang = case.late and not case.outside
     more = "" if case.late or case.repeated else " A second dump 20 s later shows whether the calls match."
-    return hang, "collective", (), f"{who} alone waits in {collective_of(odd)}, {does}: that proves no fault.{more}"
+    return (hang, "collective", (), f"{who} alone waits in {collective_of(odd)}, {does}: that proves no fault.{more}")
 
 
 def _may_be_ahead(waiting: Sequence[RankPlace]) -> bool:
     """Whether ranks wait in a collective that its root, or all but its root, may leave before the others: for a moment
     one rank is in the next one then, in every healthy job. Or in what has a collective's name, and may be none."""
-    return any(_ROOTED.match(collective_of(p)) or is_known_by_name_alone(p) for p in waiting)
+    return any(_ROOTED.match(collective_of(p)) or where.is_known_by_name_alone(p) for p in waiting)
 
 
 def _by_topology(case: StackCase) -> Ruling | None:
@@ -336,23 +297,21 @@ def _by_topology(case: StackCase) -> Ruling | None:
         sentence = (
             "No rank can be identified: the pipeline of one copy of the model has not finished, and all other "
             f"copies wait for it. Ranks {ranks} of it "
-            f"wait for each other: look at the links between these first. {where_all_are(case)}"
+            f"wait for each other: look at the links between these first. {say.where_all_are(case)}"
         )
         return True, CLASSES[Place.P2P], (), sentence
     return None
 
 
 def _mismatch(case: StackCase, odd: RankPlace, others: str) -> Ruling:
-    sentence = (
-        f"{culprit_words(culprit_of(odd, case.cast), True)} waits in another collective ({collective_of(odd)}) than "
-        f"the {others}: the calls do not match, in {call_of(odd.frames[0])}."
-    )
+    who = say.culprit_words(say.culprit_of(odd, case.cast), True)
+    differs = f"waits in another collective ({collective_of(odd)}) than the {others}"
+    sentence = f"{who} {differs}: the calls do not match, in {where.call_of(odd.frames[0])}."
     return True, "collective_mismatch", (odd,), sentence
 
 
 def _lost(case: StackCase) -> Culprit | None:
-    """The only rank of which there is no dump: its number is missing, or one node has one dump less than all
-    the others."""
+    """The only rank of which there is no dump: its number is missing, or a node has one dump less than all others."""
     if len(case.missing) == 1:
         return Culprit(rank=case.missing[0], reason="suspect: there is no dump of it")
     numbered = any(each.rank is not None for each in case.cast.ranks)

@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.diagnose.stacks import waiting as wait
 from slurm_watchdog.diagnose.stacks.places import RankPlace, call_of, is_gone, is_resolved, locate
-from slurm_watchdog.diagnose.stacks.waiting import (
-    ProcessKey,
-    frames_key,
-    is_unhurried,
-    makes_its_own_samples,
-    odd_one,
-    sides,
-    suspects,
-    takes_its_time,
-)
+from slurm_watchdog.diagnose.stacks.waiting import ProcessKey, frames_key
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ProcessView, StackSnapshot
 from slurm_watchdog.model.evidence import ProcessStack
@@ -56,8 +48,7 @@ class Vote(Struct):
     """Whether every rank that stands outside, or the only rank there is, is in something that takes its time:
     an evaluation, a compilation, a data set."""
     in_own_code: bool = False
-    """Whether every rank makes its samples itself: none is said to wait for a data loader, and where all do,
-    they may well be at work."""
+    """Whether every rank makes its samples itself: none waits for a data loader, and they may well be at work."""
     moving: bool | None = None  # Whether any rank moved or computed between the dumps; None if that cannot be said.
 
 
@@ -77,10 +68,10 @@ def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) 
     places = [locate(stack) for stack in newest]
     dumped = [p for p in places if p.error is None]
     still = frozenset(p.key for p in dumped if _stands_still(p, history))
-    waiting, outside, crowd = sides(dumped, still)
+    waiting, outside, crowd = wait.sides(dumped, still)
     named = [
         _culprit(p, _what_it_does(p))
-        for p in sorted([] if crowd and not _at_a_prompt(outside) else suspects(outside), key=_order)
+        for p in sorted([] if crowd and not _at_a_prompt(outside) else wait.suspects(outside), key=_order)
     ]
     odd = [] if named or crowd else _odd_one_in_another_collective(waiting, len(places))
     seen = {p.key for p in places}
@@ -96,9 +87,9 @@ def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) 
             if p.error is not None
         ),
         missing=tuple(sorted({r.process.rank or 0 for key, r in wanted.items() if key not in seen and r.alive})),
-        checkpointing=any(is_unhurried(p) for p in dumped) and not _at_a_prompt(dumped),
-        patient=bool(outside or sole) and all(takes_its_time(p) for p in (outside or sole)),
-        in_own_code=bool(dumped) and all(makes_its_own_samples(p) for p in dumped),
+        checkpointing=any(wait.is_unhurried(p) for p in dumped) and not _at_a_prompt(dumped),
+        patient=bool(outside or sole) and all(wait.takes_its_time(p) for p in (outside or sole)),
+        in_own_code=bool(dumped) and all(wait.makes_its_own_samples(p) for p in dumped),
         moving=_moving(places, {p.key for p in waiting}, history),
     )
 
@@ -160,8 +151,7 @@ def _at_a_prompt(places: Sequence[RankPlace]) -> bool:
 def _groups(
     places: Sequence[RankPlace], named: Collection[tuple[str | None, int | None, int | None]]
 ) -> tuple[VoteGroup, ...]:
-    """Who stands in the same frames, the most first; of those that are `named` with what their system call
-    tells besides."""
+    """Who stands in the same frames, the most first; of the `named` with what their system call tells besides."""
     found: dict[tuple[str, ...], list[RankPlace]] = {}
     for place in places:
         found.setdefault(frames_key(place), []).append(place)
@@ -177,8 +167,7 @@ def _groups(
 
 
 def _odd_one_in_another_collective(waiting: Sequence[RankPlace], ranks: int) -> list[Culprit]:
-    """The rank in another collective than all the others, as a culprit."""
-    odd = odd_one(waiting, ranks)
+    odd = wait.odd_one(waiting, ranks)
     if odd is None:
         return []
     reason = f"waits in another collective: {call_of(odd.frames[0])}"

@@ -6,14 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
-from slurm_watchdog.diagnose.stacks.places import (
-    WAITS_FOR_PEERS,
-    RankPlace,
-    frame_key,
-    is_native,
-    native_place_of,
-    place_of,
-)
+from slurm_watchdog.diagnose.stacks import places as at
+from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, RankPlace, is_native, place_of
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.evidence import Frame
 
@@ -23,8 +17,7 @@ _NATIVE_FRAMES = 40
 
 TOGETHER_RANKS = 3
 TOGETHER_SHARE = 0.7
-"""Ranks in unknown code wait together if at least so many, and this share of all, stand motionless and idle in the
-very same frames: three of four."""
+"""Ranks in unknown code wait together if so many, and this share, are motionless and idle in the very same frames."""
 
 UNHURRIED = frozenset({Place.CHECKPOINT, Place.NETWORK})
 """One rank may write or upload for half an hour while its stack does not move and the others wait in a barrier."""
@@ -83,8 +76,7 @@ def takes_its_time(place: RankPlace) -> bool:
 
 
 def makes_its_own_samples(place: RankPlace) -> bool:
-    """Whether a rank is in the code that makes a sample, below a data loader without workers: that works, and
-    waits for no one."""
+    """Whether a rank is in code that makes a sample, below a data loader without workers: it waits for no one."""
     inner = next(iter(place.frames), None)
     made = place.place is Place.DATALOADER and inner is not None
     return made and inner is not None and place_of(inner.function, inner.file) is not Place.DATALOADER
@@ -119,7 +111,7 @@ def frames_key(place: RankPlace) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def _keys_of(frames: tuple[Frame, ...]) -> tuple[str, ...]:
-    return tuple(frame_key(frame) for frame in frames)
+    return tuple(at.frame_key(frame) for frame in frames)
 
 
 def odd_one(waiting: Sequence[RankPlace], ranks: int) -> RankPlace | None:
@@ -165,5 +157,5 @@ def _collectives_of(place: RankPlace) -> list[str]:
     return [name for name in names if name not in ("wrapper", "log_wrapper", "func_wrapper")] or [
         frame.function
         for frame in place.raw[:_NATIVE_FRAMES]
-        if is_native(frame.file) and native_place_of(frame.function) in WAITS_FOR_PEERS
+        if is_native(frame.file) and at.native_place_of(frame.function) in WAITS_FOR_PEERS
     ][-1:]

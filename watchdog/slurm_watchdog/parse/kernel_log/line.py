@@ -12,12 +12,10 @@ from msgspec.structs import replace
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.redact import mask_cut
 from slurm_watchdog.knowledge import site_rows
-from slurm_watchdog.knowledge.kernel_signatures import HARMLESS, Signature, kernel_rows
-from slurm_watchdog.knowledge.kernel_user_text import USER_TEXT
+from slurm_watchdog.knowledge.kernel_signatures import HARMLESS, USER_TEXT, Signature, kernel_rows
 from slurm_watchdog.knowledge.site_rows import SiteRows
 from slurm_watchdog.knowledge.xids import describe_xid, side_of_nvlink_event
 from slurm_watchdog.model.observations import Fault, FaultSeverity
-from slurm_watchdog.parse.kernel_log.prefix import strip_prefix
 
 MAX_LINE = 500  # Characters of a message that are kept.
 
@@ -48,7 +46,6 @@ class Index(msgspec.Struct, frozen=True, eq=False):
 
 
 def _index() -> Index:
-    """Of the rows in force in this process."""
     return _index_of(site_rows.current())
 
 
@@ -83,12 +80,6 @@ def is_interesting(message: bytes) -> bool:
         if gate in low:
             return any(needle in low for needle in index.free_needles)
     return False
-
-
-def parse_kernel_line(text: str) -> KernelFact | None:
-    """The fact in a line as people paste it, with whatever prefix, or in a bare message; None if there is none."""
-    message = strip_prefix(text)
-    return parse_message(message) if message else None
 
 
 def parse_message(message: str, level: int | None = None, device: str | None = None) -> KernelFact | None:
@@ -220,8 +211,7 @@ def _recovery_action(rest: str) -> tuple[FaultSeverity, bool]:
 
 
 LINK_WENT_DOWN = 20034
-"""SXid of an NVSwitch's link that left the active state (Fabric Manager's guide): also when a GPU is reset on
-purpose."""
+"""SXid of an NVSwitch's link that left the active state (Fabric Manager's guide), as when a GPU is reset on purpose."""
 
 
 def _refine_sxid(fact: KernelFact, found: dict[str, str | None]) -> KernelFact:

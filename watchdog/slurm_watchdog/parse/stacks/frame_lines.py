@@ -103,6 +103,5 @@ def _gdb_frame(line: str) -> Frame | None:
 
 
 def _recorded_frame(line: str) -> Frame | None:
-    """`function from file.py:12`, as PyTorch's flight recorder is printed."""
     match = _RECORDED_FRAME.match(line)
     return None if match is None else Frame(function=match[1], file=match[2], line=int(match[3][:9]))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Callable, Container
 from functools import lru_cache
 
 from msgspec.structs import replace
 
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.evidence import Frame, ThreadStack
 
 _HOSTLIKE = r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _FILE_WORDS = (
@@ -21,8 +22,7 @@ _FILE_WORDS = (
 
 
 class DumpHeader(Struct, kw_only=False):
-    """What a header says about one process. `label` is a number in front of lines (`srun --label`): a task, whose or
-    what is not known."""
+    """What a header says about a process. `label`: a number in front of lines (`srun --label`), of an unknown task."""
 
     host: str = ""
     rank: int | None = None
@@ -86,10 +86,6 @@ def parse_prefix(line: str, known: Container[str]) -> tuple[str, DumpHeader | No
     return "", None, line
 
 
-def _read_label(match: re.Match[str]) -> DumpHeader | None:
-    return DumpHeader(label=int(match[1]))
-
-
 def _read_brackets(match: re.Match[str]) -> DumpHeader | None:
     text = match[1]
     rank = re.fullmatch(r"(?i)rank[_: =-]?(\d{1,6})", text)
@@ -107,10 +103,6 @@ def _read_brackets(match: re.Match[str]) -> DumpHeader | None:
     return DumpHeader(host=text) if re.fullmatch(_HOSTLIKE, text) and re.search(r"\d", text) else None
 
 
-def _read_ray(match: re.Match[str]) -> DumpHeader | None:
-    return DumpHeader(host=match[3] or "", pid=int(match[2]) % 2**31)
-
-
 def _read_host(match: re.Match[str]) -> DumpHeader | None:
     name = match[1]
     if re.fullmatch(
@@ -125,11 +117,11 @@ def _read_host(match: re.Match[str]) -> DumpHeader | None:
     return DumpHeader(host=name)
 
 
-_PREFIXES = (
-    (_LABEL, _read_label),
-    (_MPI_TAG, _read_label),
+_PREFIXES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], DumpHeader | None]], ...] = (
+    (_LABEL, lambda match: DumpHeader(label=int(match[1]))),
+    (_MPI_TAG, lambda match: DumpHeader(label=int(match[1]))),
     (_BRACKETS, _read_brackets),
-    (_RAY, _read_ray),
+    (_RAY, lambda match: DumpHeader(host=match[3] or "", pid=int(match[2]) % 2**31)),
     (_HOST, _read_host),
 )
 
@@ -166,8 +158,7 @@ _DECORATION = " \t#=-*_>:[](){}<>|`~,;+.!\"'&$"
 
 @lru_cache(maxsize=4096)
 def parse_header(line: str) -> DumpHeader | None:
-    """What a line between dumps says of what follows, if it says nothing else: `=== n1 rank 3 ===`, `Node
-    48:`, `==> trace-n1.out <==`."""
+    """What a line between dumps says, and nothing else: `=== n1 rank 3 ===`, `Node 48:`, `==> trace-n1.out <==`."""
     if not 1 < len(line) <= 160 or line[:4] == "    ":
         return None
     shell = re.match(r"^\W*ssh(?: -\S+)* (?:[\w.-]+@)?([A-Za-z][\w.-]*\d[\w.-]*)\s*$", line)
@@ -238,8 +229,7 @@ def _by_tokens(text: str, decorated: bool) -> DumpHeader | None:
 
 @lru_cache(maxsize=4096)
 def header_of_file(path: str, pids: tuple[int, ...] = ()) -> DumpHeader:
-    """What the name of a file says: `rank_12.txt`, `trace-n07.out`, `stack-n07-4711.json`, `n07/rank3.txt`.
-    `pids` are those it holds."""
+    """What a file's name says: `rank_12.txt`, `stack-n07-4711.json`, `n07/rank3.txt`. `pids` are those it holds."""
     redirected = _REDIRECTED.search(path)
     if redirected is not None:
         return DumpHeader(label=int(redirected[1]))
@@ -262,8 +252,6 @@ _HOST_FILE = late_regex(
     r"(?i)(?:^|/)(?:trace|stacks?|py-?spy|dumps?)[-_][^/]*$|(?:^|[/._-])(?:node|host|gpu|compute|worker"
     r"|nid|cn|n|r\d+n|dgx|h100|a100|ip)[-_]?\d[^/]*$|\d+(?:\.\d+){3}"
 )
-
-
 _INTERPRETER = late_regex(r"(^|/)(python|pypy)[\d.]*$")
 _RULE = late_regex(r"(?:-{3,}|={3,})\s*$")
 _BETWEEN_RULES = late_regex(r"([A-Za-z][\w.,\[\]-]{0,2000}?)(?: \(\d+\))?\s*$")
@@ -281,8 +269,7 @@ def header_below_rule(line: str) -> DumpHeader | None:
 
 
 def is_named_for_its_host(path: str) -> bool:
-    """Whether a file's name follows a custom of naming it for its node (`trace-jean-07.out`, `gpu07.txt`),
-    and not for the occasion."""
+    """Whether a file is named for its node by a custom (`trace-jean-07.out`, `gpu07.txt`), and not for the occasion."""
     return _HOST_FILE.search(path) is not None
 
 
@@ -327,8 +314,7 @@ def _by_name(name: str, pids: tuple[int, ...]) -> DumpHeader:
 
 
 def header_of_command(command: str) -> DumpHeader:
-    """What a command line says: `--rank`, `RANK=`, `--local_rank`, `--node_rank`, `--world_size`,
-    `--nproc_per_node`."""
+    """What a command line says: `--rank`, `RANK=`, `--local_rank`, `--node_rank`, `--world_size`, `--nproc_per_node`"""
 
     def value(*names: str) -> int | None:
         for name in names:
@@ -369,3 +355,24 @@ def program_of(command: str) -> str:
         if not words[at].startswith("-") and words[at - 1] not in ("-X", "-W"):
             return " ".join((*words[: at + 1], ""))
     return command
+
+
+# Where the interpreter begins to run a program.
+AT_EXIT = Frame(function="_run_exitfuncs", file="atexit")
+"""Who calls an exit handler: the interpreter itself, which shows no frame of its own for it."""
+ROOTS = ("<module>", "_run_module_as_main", "_shutdown")
+"""Where a program's own main thread begins; all else that the interpreter calls in it, it calls when the program is
+over. `threading._shutdown`, which waits for other threads then, says so by its own name."""
+
+
+class Dump(Struct):
+    """The stacks of one process, once, and what the text around them says of the process."""
+
+    source: str = ""  # The file.
+    at: int = 0  # Its place among the dumps of that file, from 0.
+    header: DumpHeader = DumpHeader()
+    pid: int = 0  # 0 if unknown.
+    parent: int = 0
+    command: str = ""
+    threads: tuple[ThreadStack, ...] = ()
+    error: str | None = None

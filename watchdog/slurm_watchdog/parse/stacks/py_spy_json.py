@@ -1,5 +1,4 @@
-"""Stacks as JSON: what `py-spy dump --json` prints, our own evidence, and documents that hold such things
-with a rank and a host."""
+"""Stacks as JSON: `py-spy dump --json`, our own evidence, and documents that hold such with a rank and a host."""
 
 from __future__ import annotations
 
@@ -12,8 +11,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.model.evidence import Frame, ThreadStack
-from slurm_watchdog.parse.stacks.dump import AT_EXIT, ROOTS, Dump
-from slurm_watchdog.parse.stacks.headers import DumpHeader
+from slurm_watchdog.parse.stacks.headers import AT_EXIT, ROOTS, Dump, DumpHeader
 
 DEPTH = 12
 MAX_FRAMES = 200
@@ -22,15 +20,12 @@ _THREAD_KEYS = frozenset({"thread_id", "os_thread_id", "thread_name", "name", "p
 """Without any of these, frames belong to no thread: a group of ranks in our own answers has frames, too."""
 
 MAX_COMMAND = 4000
-
-
 _LABELLED = late_regex(r"(?m)^(\d{1,5}|[A-Za-z][\w.-]*\d[\w.-]*): ?(?=\[\s*\{|\{\s*\"|[\[{]\s*$)")
 """A document that begins behind the prefix of `srun --label`, `pdsh` or `clush`."""
 
 
 def parse_labelled(text: str) -> tuple[list[Dump], str]:
-    """The dumps in documents each line of which has a prefix, those of several processes mixed, and the rest of the
-    text."""
+    """The dumps in documents each line of which has a prefix, several processes mixed, and the rest of the text."""
     lines: dict[str, list[str]] = {match[1]: [] for match in _LABELLED.finditer(text)}
     if not lines:
         return [], text
@@ -128,8 +123,7 @@ def _walk(node: Any, header: DumpHeader, depth: int) -> list[Dump]:
 
 
 def whole_dumps(dumps: list[Any]) -> Iterator[dict[str, Any]]:
-    """Our own evidence: each dump has the threads that changed since the one before, and the numbers of those
-    that did not."""
+    """Our own evidence: each dump has the threads that changed since the one before, and the numbers of the others."""
     current: dict[Any, Any] = {}
     for dump in dumps:
         if dump.get("error") or not isinstance(dump.get("threads"), list):

@@ -16,15 +16,8 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.model.evidence import Frame, ThreadStack
-from slurm_watchdog.parse.stacks.dump import Dump
-from slurm_watchdog.parse.stacks.frame_lines import (
-    begins_program,
-    belongs_to_frame,
-    is_first_gdb_frame,
-    parse_frame_line,
-    parse_kernel_frame,
-)
-from slurm_watchdog.parse.stacks.headers import DumpHeader, header_below_rule, is_rule, parse_header, parse_prefix
+from slurm_watchdog.parse.stacks import frame_lines
+from slurm_watchdog.parse.stacks.headers import Dump, DumpHeader, header_below_rule, is_rule, parse_header, parse_prefix
 from slurm_watchdog.parse.stacks.py_spy_json import parse_documents, parse_labelled
 
 # Headers of threads: py-spy's, faulthandler's, gdb's, eu-stack's, pystack's, those of people.
@@ -257,10 +250,10 @@ class _Reader:
         elif "Traceback (most recent call first)" in line:
             if not in_gdb_thread:
                 self._begin(stream, ThreadHeader(0, "MainThread", "first"))
-        elif is_first_gdb_frame(line) and not in_gdb_thread:
+        elif frame_lines.is_first_gdb_frame(line) and not in_gdb_thread:
             self._begin(stream, ThreadHeader(0, "", "gdb"))
             return self._frame(stream, line)
-        elif not stream.threads and not stream.open and parse_kernel_frame(line) is not None:
+        elif not stream.threads and not stream.open and frame_lines.parse_kernel_frame(line) is not None:
             self._begin(stream, ThreadHeader(0, "", "kernel"))
             return self._frame(stream, line)
         elif (loose := parse_loose_thread_header(line)) is not None:
@@ -270,8 +263,7 @@ class _Reader:
         return True
 
     def _begin(self, stream: _Stream, header: ThreadHeader) -> None:
-        """Begins a thread. Headers of main threads one below the other share the frames that follow: so people
-        write groups."""
+        """Begins a thread. Headers of main threads one below the other share the next frames: people write so."""
         together = header.may_share and stream.mode == "spy" and bool(stream.open) and not stream.frames
         if not together or stream.open[-1].name != header.name:
             self._end_thread(stream)
@@ -280,17 +272,16 @@ class _Reader:
 
     def _frame(self, stream: _Stream, line: str) -> bool:
         """Whether the line belongs to the frames of the open thread; a frame is kept."""
-        if stream.mode == "gdb" and stream.frames and is_first_gdb_frame(line):
+        if stream.mode == "gdb" and stream.frames and frame_lines.is_first_gdb_frame(line):
             self._begin(stream, ThreadHeader(0, "", "gdb"))
-        frame = parse_frame_line(line, stream.mode)
+        frame = frame_lines.parse_frame_line(line, stream.mode)
         if frame is None:
-            return belongs_to_frame(line, stream.mode)
+            return frame_lines.belongs_to_frame(line, stream.mode)
         if len(stream.frames) < MAX_FRAMES:
             stream.frames.append(frame)
         return True
 
     def _other_line(self, stream: _Stream, line: str) -> None:
-        """A line that is part of no stack: an error, a header, a command, or prose."""
         if stream.asked is not None:
             stream.asked += 1
         if (reason := _REASON.match(line)) is not None:
@@ -332,8 +323,7 @@ class _Reader:
             self._add_thread(stream, replace(thread, frames=frames))
 
     def _add_thread(self, stream: _Stream, thread: ThreadStack) -> None:
-        """Into the process at hand, or a new one: no process has two main threads, and some tools print the
-        main one last."""
+        """Into the process at hand, or a new one: none has two main threads, and some tools print the main one last."""
         main = _is_main(thread)
         has_main = any(_is_main(each) for each in stream.threads)
         last = stream.mode in ("fault", "gdb") and has_main
@@ -387,8 +377,7 @@ def _crashing(threads: Sequence[ThreadStack]) -> tuple[ThreadStack, ...]:
 
 
 def _asked_pid(line: str) -> int | None:
-    """Of a command line that dumps a process, its pid, 0 where it does not say; None for any other line. In
-    linear time of any line."""
+    """Of a command line that dumps a process, its pid, 0: it does not say; None for any other line. In linear time."""
     tool = re.search(r"(?:py-spy|pystack)\b", line)
     asked = _DUMP_ASKED.search(line, tool.end()) if tool is not None else None
     if asked is not None:
@@ -402,7 +391,7 @@ def _asked_pid(line: str) -> int | None:
 def _is_main(thread: ThreadStack) -> bool:
     if thread.name == "MainThread":
         return True
-    return not thread.name and begins_program(thread.frames)
+    return not thread.name and frame_lines.begins_program(thread.frames)
 
 
 def _pid_of(stream: _Stream) -> int:

@@ -26,8 +26,8 @@ from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.progress_patterns import MAPPING_NEEDLES, Pattern
 from slurm_watchdog.knowledge.site_rows import SiteRows
-from slurm_watchdog.parse.training_log.fact import LogFact
 from slurm_watchdog.parse.training_log.line import Rows, all_rows, parse_line
+from slurm_watchdog.parse.training_log.text import LogFact
 
 PIECE_BYTES = 128 * 1024
 """Bytes that are looked at together: with what is made of them, they stay in the processor's cache."""
@@ -37,9 +37,11 @@ IN_FULL = 128
 STEPS_IN_FULL = 32  # So many if they can only be steps or phases.
 BARREN = 256  # After so many lines of a shape without a fact only its last line in each piece is parsed.
 EVENLY = 8  # Of the further lines of one shape so many are parsed, an even choice with the last, in each piece.
+SAMPLE_PIECES = 8  # Of so many pieces whose shapes have all had their share one is looked at, and the last of a block.
 MAX_SHAPES = 512
 """Shapes that are remembered from piece to piece; then counting starts again. A shape is as long as its line."""
 MAX_SHAPE_BYTES = 512
+FEW_SHAPES = 64  # New ones of a piece; of more, as text has them, none is remembered, for none comes again.
 
 _SHAPE_CHARACTERS = (string.ascii_letters + "%|\n").encode()
 _LOWER = bytes(range(256)).lower()
@@ -53,11 +55,11 @@ _KELVIN = "\u212a".encode()  # The only character outside ASCII whose lower case
 
 
 class ShapeMemory(msgspec.Struct):
-    """How many lines of which shape have been parsed so far: one for each file and look, so that a flood
-    stays bounded."""
+    """How many lines of which shape were parsed so far: one for each file and look, so that a flood stays bounded."""
 
     parsed: dict[bytes, int] = msgspec.field(default_factory=dict)
     telling: set[bytes] = msgspec.field(default_factory=set)  # Of these, the shapes that have given a fact.
+    known: dict[bytes, bool] = msgspec.field(default_factory=dict)  # Whether a shape holds a needle.
     errors_in_full: int = IN_FULL
     steps_in_full: int = STEPS_IN_FULL
     evenly: int = EVENLY
@@ -70,6 +72,21 @@ class ShapeMemory(msgspec.Struct):
             self.parsed[shape] = self.parsed.get(shape, 0) + count
             if tells:
                 self.telling.add(shape)
+
+    def loud_of(self, shapes: set[bytes]) -> set[bytes]:
+        """The shapes that hold a needle."""
+        new = shapes.difference(self.known)
+        loud = with_needle(new, needles_in_force().cover) if new else new
+        if len(new) <= FEW_SHAPES:
+            if len(self.known) >= MAX_SHAPES:
+                self.known.clear()
+            self.known |= {shape: shape in loud for shape in new if len(shape) <= MAX_SHAPE_BYTES}
+        return {shape for shape in shapes if self.known.get(shape, shape in loud)}
+
+    def sated(self, shape: bytes) -> bool:
+        """Whether of further lines only the last of one piece in SAMPLE_PIECES counts: the others are not looked at."""
+        in_full = min(self.errors_in_full, self.steps_in_full) if shape in self.telling else BARREN
+        return self.evenly == 1 and self.parsed.get(shape, 0) >= in_full
 
 
 class Scan(msgspec.Struct):
@@ -90,8 +107,7 @@ def letters(text: str | bytes) -> bytes:
 
 
 def cover(needles: Iterable[str]) -> tuple[bytes, ...]:
-    """The fewest of the needles' letters that are in all others: in the shape of a line that holds any
-    needle, one of them is."""
+    """The fewest of the needles' letters that are in all others: one is in the shape of a line with a needle."""
     kept: list[bytes] = []
     for needle in sorted({letters(needle) for needle in needles}, key=lambda needle: (len(needle), needle)):
         for shorter in kept:  # any() takes three times as long, and there are 60,000 pairs
@@ -140,8 +156,9 @@ def scan(block: bytes, seen: ShapeMemory | None = None, own: tuple[Pattern, ...]
     """
     seen = ShapeMemory() if seen is None else seen
     found = Scan()
-    for piece in pieces(block):
-        _scan_piece(piece, seen, found, own)
+    parts = list(pieces(block))
+    for number, piece in enumerate(parts, 1):
+        _scan_piece(piece, seen, found, own, number % SAMPLE_PIECES == 0 or number == len(parts))
     return found
 
 
@@ -157,13 +174,13 @@ def pieces(block: bytes) -> Iterator[bytes]:
     yield block[start:] if start else block
 
 
-def _scan_piece(piece: bytes, seen: ShapeMemory, found: Scan, own: tuple[Pattern, ...]) -> None:
+def _scan_piece(piece: bytes, seen: ShapeMemory, found: Scan, own: tuple[Pattern, ...], sample: bool) -> None:
     shapes = _shapes(piece)
     line = found.lines
     found.lines += len(shapes) - 1
-    loud = set(shapes) if own else _with_needle(set(shapes))
+    loud = set(shapes) if own else seen.loud_of(set(shapes))
     has_title = _TITLE in piece
-    if not loud and not has_title:
+    if not has_title and (not loud or (not sample and all(seen.sated(_coarse(shape)) for shape in loud))):
         return
     lines = piece.split(b"\n")
     titled: set[bytes] = set()
@@ -171,9 +188,8 @@ def _scan_piece(piece: bytes, seen: ShapeMemory, found: Scan, own: tuple[Pattern
         if _TITLE in each:
             shapes[at] = letters(each)
             titled.add(shapes[at])
-    hits = [at for at, shape in enumerate(shapes) if shape in loud or shape in titled]
     facts: list[tuple[int, str, LogFact]] = []
-    for shape, places in _groups(hits, shapes).items():
+    for shape, places in _groups(shapes, loud | titled, seen).items():
         facts += _parse_alike(shape, places, _Piece(lines, shapes, titled, own), seen, found)
     facts.sort(key=lambda each: each[0])
     found.facts += [(text, fact) for _, text, fact in facts]
@@ -181,7 +197,6 @@ def _scan_piece(piece: bytes, seen: ShapeMemory, found: Scan, own: tuple[Pattern
 
 
 def _shapes(piece: bytes) -> list[bytes]:
-    """The shape of each line."""
     plain = piece
     if b"\x1b" in piece:
         plain = _ESCAPES.sub(b"", piece)
@@ -203,7 +218,6 @@ class _Piece(msgspec.Struct, frozen=True):
 def _parse_alike(
     shape: bytes, places: list[int], piece: _Piece, seen: ShapeMemory, found: Scan
 ) -> list[tuple[int, str, LogFact]]:
-    """The facts of the lines of one shape, as many of them as are to be parsed, each with its place."""
     first = piece.shapes[places[0]]
     errors = bool(_rows(first, first in piece.titled, piece.own).signatures)
     before = seen.parsed.get(shape, 0)
@@ -227,11 +241,11 @@ def _parse_alike(
     return facts
 
 
-def _with_needle(shapes: set[bytes]) -> set[bytes]:
-    """The shapes that hold a needle."""
+def with_needle(shapes: set[bytes], needles: tuple[bytes, ...]) -> set[bytes]:
+    """The shapes that hold a needle of a `cover`."""
     joined = b"\n".join(shapes)
     hits: set[bytes] = set()
-    for needle in needles_in_force().cover:
+    for needle in needles:
         at = joined.find(needle)
         while at >= 0:
             end = joined.find(b"\n", at)
@@ -242,7 +256,6 @@ def _with_needle(shapes: set[bytes]) -> set[bytes]:
 
 
 def _rows(shape: bytes, everything: bool, own: tuple[Pattern, ...]) -> Rows:
-    """The rows that a line of this shape may match."""
     needles = needles_in_force()
     if everything:
         return replace(needles.rows, own=own)
@@ -270,14 +283,23 @@ def _may_match(needles: tuple[str, ...], shape: bytes, parts: Mapping[str, bytes
     return False
 
 
-def _groups(hits: list[int], shapes: list[bytes]) -> dict[bytes, list[int]]:
-    """The lines to be parsed, by shape; here, an address in hexadecimal makes no new one."""
+def _coarse(shape: bytes) -> bytes:
+    return shape.translate(None, _HEXADECIMAL)
+
+
+def _groups(shapes: list[bytes], wanted: set[bytes], seen: ShapeMemory) -> dict[bytes, list[int]]:
+    """The lines of the shapes that are wanted, by shape; here, an address in hexadecimal makes no new one."""
     coarse: dict[bytes, list[int]] = {}
-    fine: dict[bytes, list[int]] = {}
-    for at in hits:
-        fine.setdefault(shapes[at], []).append(at)
+    wanted = wanted.intersection(shapes)  # a line with a title has another shape now
+    fine: dict[bytes, list[int]] = {shape: [] for shape in wanted if not seen.sated(_coarse(shape))}
+    for at, shape in enumerate(shapes if fine else ()):
+        if shape in fine:
+            fine[shape].append(at)
+    if len(fine) < len(wanted):
+        last = dict(zip(shapes, range(len(shapes)), strict=True))
+        fine |= {shape: [last[shape]] for shape in wanted - fine.keys()}
     for shape, places in fine.items():
-        coarse.setdefault(shape.translate(None, _HEXADECIMAL), []).extend(places)
+        coarse.setdefault(_coarse(shape), []).extend(places)
     if len(coarse) < len(fine):
         for places in coarse.values():
             places.sort()

@@ -18,14 +18,12 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.model.observations import EventKind
-from slurm_watchdog.parse.training_log.fact import LogFact
+from slurm_watchdog.parse.training_log.text import LogFact
 
 LEFT_AFTER = 3
-"""Inner bars that were drawn to their ends one after the other, and the outer one never rose: it was left,
-and theirs is the training."""
+"""Inner bars drawn to their ends in a row, and the outer one never rose: it was left, and theirs is the training."""
 STEADY = 2
-"""Rises of a bar with no other bar beginning between them, after which it is the training's: a bar of epochs
-has one."""
+"""Rises of a bar with no other beginning between them, after which it is the training's: a bar of epochs has one."""
 MAX_BARS = 32  # Totals of one file that are remembered; of more, the one that was drawn longest ago goes.
 MAX_PATTERNS = 32
 INNER = "inner_bar"
@@ -63,8 +61,7 @@ class Context(msgspec.Struct):
     _begins: int = 0
     _inner: float = 0.0
     _ended: int | None = None
-    """The step that the log called the last one: a bar that is closed after it, and whose epoch was cut short
-    by it, is there."""
+    """The step that the log called the last one: a bar whose epoch was cut short by it, and is closed, is there."""
 
     def with_context(self, fact: LogFact) -> LogFact:
         """The fact of the next line, with what the lines before it add."""
@@ -165,7 +162,6 @@ class Context(msgspec.Struct):
 
 
 def _takes_turns(before: _Bar, fact: LogFact, total: int, others: list[_Bar]) -> bool:
-    """Whether a bar that begins again is the smaller one of two that take turns."""
     has_loss = before.has_loss or fact.loss is not None
     for bar in others:
         if bar.total == total or bar.begun < before.begun or bar.begins < 2 or bar.count < bar.total:
@@ -177,7 +173,6 @@ def _takes_turns(before: _Bar, fact: LogFact, total: int, others: list[_Bar]) ->
 
 
 def _headed(fact: LogFact, epoch: int, epochs: int) -> LogFact:
-    """A count within an epoch that a header named, as a step of the whole run."""
     done = int(fact.count) if fact.step is None and fact.count is not None else fact.step
     total = fact.total_steps
     if done is None or not total or not 0 <= done <= total:

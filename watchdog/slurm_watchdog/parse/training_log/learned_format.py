@@ -22,8 +22,7 @@ from slurm_watchdog.base.averages import median
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.knowledge.progress_patterns import NOT_PROGRESS
 from slurm_watchdog.model.observations import EventKind
-from slurm_watchdog.parse.training_log.fact import LogFact
-from slurm_watchdog.parse.training_log.text import clean_line, split_prefix
+from slurm_watchdog.parse.training_log.text import LogFact, clean_line, split_prefix
 
 KNOWN_AFTER = 3
 """After so many lines of progress in a known format nothing is learnt of a file; a single one may be an accident."""
@@ -155,8 +154,7 @@ class Learner(msgspec.Struct):
     """The form that counts. Others may count something else, and both together would be no count."""
 
     def feed(self, block: bytes, at: float) -> list[tuple[str, LogFact]]:
-        """Takes whole lines that were in the file at `at` (seconds, monotonic); returns those that say
-        progress, with what they say."""
+        """Takes whole lines that were in the file at `at` (seconds, monotonic); returns those that say progress."""
         gap = len(block) > MAX_BYTES
         if gap:
             block = block[-MAX_BYTES:].partition(b"\n")[2]

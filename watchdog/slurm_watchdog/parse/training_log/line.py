@@ -9,77 +9,25 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from collections.abc import Callable
 from functools import lru_cache
 from math import isfinite, log, nan
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.regex_cost import SEEN_CHARS
-from slurm_watchdog.knowledge.log_signatures import (
-    COPYING,
-    GUESS_NEEDLES,
-    GUESSES,
-    HARMLESS,
-    HARMLESS_NEEDLES,
-    SOURCE_LINE,
-    LogTable,
-    Signature,
-    is_spoken_of,
-    log_table,
-)
-from slurm_watchdog.knowledge.progress_patterns import (
-    COUNTED,
-    EPOCH_KEYS,
-    GLOBAL_BATCH,
-    GRADIENT_IS_NONE,
-    HEARTBEAT_KEY,
-    HEARTBEAT_PATTERN,
-    LEFT_OUT,
-    LOSS,
-    LOSS_KEYS,
-    MADE,
-    MAPPING_NEEDLES,
-    MILLISECONDS_KEYS,
-    NOT_PROGRESS,
-    NOT_PROGRESS_NEEDLES,
-    OTHER_EPOCH,
-    OTHER_LABEL,
-    OTHER_LOSS,
-    OTHER_UNIT,
-    PER_STEP,
-    PROSE,
-    RATE_KEYS,
-    SAMPLES_PER_SECOND,
-    SECONDS_KEYS,
-    SPOKEN_OF,
-    SPOKEN_OF_NEEDLES,
-    STEP_KEYS,
-    STEP_SECONDS,
-    STEPS_PER_SECOND,
-    TOTAL_KEYS,
-    TRAINING_KEYS,
-    Pattern,
-    ProgressTable,
-    Sign,
-    progress_table,
-)
+from slurm_watchdog.knowledge import log_signatures as errors
+from slurm_watchdog.knowledge import progress_patterns as known
+from slurm_watchdog.knowledge.log_signatures import LogTable, Signature, log_table
+from slurm_watchdog.knowledge.progress_patterns import Pattern, ProgressTable, Sign, progress_table
 from slurm_watchdog.model.observations import EventKind
-from slurm_watchdog.parse.training_log.fact import LogFact
-from slurm_watchdog.parse.training_log.numbers import (
-    MAX_DIGITS,
-    MAX_WHOLE,
-    UNITS,
-    count_of,
-    float_of,
-    parse_number,
-    scaled,
-    whole_number,
-    written_count,
-)
-from slurm_watchdog.parse.training_log.text import MAX_LINE, has_needle, plain_line, split_prefix
+from slurm_watchdog.parse.training_log import text as written
+from slurm_watchdog.parse.training_log.text import LogFact, has_needle, plain_line, split_prefix
+
+_T = TypeVar("_T")
 
 # The loss and the time of a step, whichever row matches.
 RATE_NEEDLES = ("/s", "s/", "per_s", "per s", "per-s")
@@ -87,19 +35,18 @@ RATE_NEEDLES = ("/s", "s/", "per_s", "per s", "per-s")
 
 
 def loss_in(text: str) -> float | None:
-    """The loss, NaN too where it is left out and counted, or shows only in its gradient (half precision: a
-    loss of zero)."""
+    """The loss; NaN where it is left out and counted, or shows in its gradient alone (half precision: a loss of 0)."""
     lower = text.lower()
-    match = LOSS.search(lower)
+    match = known.LOSS.search(lower)
     if match is not None:
-        loss = parse_number(match["loss"].rstrip(","))
-        return nan if loss == 0.0 and GRADIENT_IS_NONE.search(text) else loss
-    if "nan iterations" in lower and LEFT_OUT.search(lower):
+        loss = written.parse_number(match["loss"].rstrip(","))
+        return nan if loss == 0.0 and known.GRADIENT_IS_NONE.search(text) else loss
+    if "nan iterations" in lower and known.LEFT_OUT.search(lower):
         return nan
-    other = OTHER_LOSS.search(lower)
+    other = known.OTHER_LOSS.search(lower)
     if other is None:
         return None
-    value = parse_number(other["loss"].rstrip(","))
+    value = written.parse_number(other["loss"].rstrip(","))
     if value is None or not other["log"] or not isfinite(value):
         return value
     return log(value) if value > 0 else None
@@ -108,27 +55,27 @@ def loss_in(text: str) -> float | None:
 def step_seconds_in(text: str) -> float | None:
     """Seconds of one step, as the line gives them, or from its rate and batch; None if it gives none."""
     lower = text.lower()
-    for needle, regex in STEP_SECONDS:
+    for needle, regex in known.STEP_SECONDS:
         at = lower.find(needle)
         match = regex.search(lower, max(0, at - len("train_"))) if at >= 0 else None
         if match is not None:
             factor = 1000.0 if match.groupdict().get("kilo") else 1.0  # nanotron writes 1.05K for 1050
-            return scaled(match["value"], factor * (0.001 if match["unit"] == "ms" else 1.0))
+            return written.scaled(match["value"], factor * (0.001 if match["unit"] == "ms" else 1.0))
     return _seconds_of_rate(lower) if has_needle(RATE_NEEDLES, lower) else None
 
 
 def _seconds_of_rate(lower: str) -> float | None:
-    match = PER_STEP.search(lower)
+    match = known.PER_STEP.search(lower)
     if match is not None:
-        return scaled(match["value"], {"ms": 0.001, "us": 1e-6}.get(match["unit"], 1.0))
-    match = STEPS_PER_SECOND.search(lower)
+        return written.scaled(match["value"], {"ms": 0.001, "us": 1e-6}.get(match["unit"], 1.0))
+    match = known.STEPS_PER_SECOND.search(lower)
     if match is not None:
-        rate = parse_number(match["value"] or match["named"])
+        rate = written.parse_number(match["value"] or match["named"])
         return 1 / rate if rate else None
-    match, batch = SAMPLES_PER_SECOND.search(lower), GLOBAL_BATCH.search(lower)
+    match, batch = known.SAMPLES_PER_SECOND.search(lower), known.GLOBAL_BATCH.search(lower)
     if match is None or batch is None:
         return None
-    rate = parse_number((match["value"] or match["named"]).rstrip(","))
+    rate = written.parse_number((match["value"] or match["named"]).rstrip(","))
     return float(batch[1]) / rate if rate else None
 
 
@@ -140,7 +87,7 @@ MAPPING = late_regex(r"\s*\{(?! ?[A-Za-z]+:)")
 
 def from_mapping(text: str, who: dict[str, Any]) -> LogFact | None:
     """A line of JSON, or a Python dictionary as the Hugging Face Trainer prints it: progress if it has a step."""
-    pattern = HEARTBEAT_PATTERN if HEARTBEAT_KEY in text else "json"
+    pattern = known.HEARTBEAT_PATTERN if known.HEARTBEAT_KEY in text else "json"
     try:
         data = msgspec.json.decode(_NO_NUMBER.sub(r'"\1"', text) if has_needle(NO_NUMBER, text) else text)
     except (msgspec.MsgspecError, RecursionError):
@@ -154,39 +101,41 @@ def from_mapping(text: str, who: dict[str, Any]) -> LogFact | None:
             return None
     if not isinstance(data, dict):
         return None
-    step = next((count for key in STEP_KEYS if (count := count_of(data.get(key))) is not None), None)
+    step = _first(data, known.STEP_KEYS, written.count_of)
     epoch = _epoch(data) if step is None else None
     if step is None and epoch is None:
         return None
-    loss = next((value for key in LOSS_KEYS if (value := float_of(data.get(key))) is not None), None)
+    loss = _first(data, known.LOSS_KEYS, written.float_of)
     return LogFact(
         kind=EventKind.PROGRESS,
         pattern=pattern if step is not None else f"{pattern}_epoch",
         step=step,
         count=epoch,
-        total_steps=next((count for key in TOTAL_KEYS if (count := count_of(data.get(key))) is not None), None),
+        total_steps=_first(data, known.TOTAL_KEYS, written.count_of),
         step_s=_mapped_seconds(data),
-        loss=loss_in(text) if loss is None or (loss == 0.0 and GRADIENT_IS_NONE.search(text)) else loss,
+        loss=loss_in(text) if loss is None or (loss == 0.0 and known.GRADIENT_IS_NONE.search(text)) else loss,
         **who,
     )
 
 
+def _first(data: dict[str, Any], keys: tuple[str, ...], read: Callable[[object], _T | None]) -> _T | None:
+    """What is read under the first of the keys that has it."""
+    return next((value for key in keys if key in data and (value := read(data[key])) is not None), None)
+
+
 def _mapped_seconds(data: dict[str, Any]) -> float | None:
-    for keys, factor in ((SECONDS_KEYS, 1.0), (MILLISECONDS_KEYS, 0.001)):
-        for key in keys:
-            value = float_of(data.get(key))
-            if value is not None:
-                return factor * value
-    rates = (float_of(data.get(key)) for key in RATE_KEYS)
-    return next((1 / rate for rate in rates if rate), None)
+    for keys, factor in ((known.SECONDS_KEYS, 1.0), (known.MILLISECONDS_KEYS, 0.001)):
+        if (value := _first(data, keys, written.float_of)) is not None:
+            return factor * value
+    rate = _first(data, known.RATE_KEYS, lambda value: written.float_of(value) or None)
+    return None if rate is None else 1 / rate
 
 
 def _epoch(data: dict[str, Any]) -> float | None:
-    """How many epochs are done, if the mapping is about training."""
-    if not any(key in data for key in TRAINING_KEYS):
+    if not any(key in data for key in known.TRAINING_KEYS):
         return None
-    epochs = (float_of(data.get(key)) for key in EPOCH_KEYS)
-    return next((epoch for epoch in epochs if epoch is not None and isfinite(epoch) and epoch >= 0), None)
+    epoch = _first(data, known.EPOCH_KEYS, written.float_of)
+    return epoch if epoch is not None and isfinite(epoch) and epoch >= 0 else None
 
 
 LONGEST_EPOCH = 1e9  # Steps of an epoch whose length is not known: epoch and step become one number that rises.
@@ -235,17 +184,17 @@ def _own(text: str, who: dict[str, Any], rows: Rows) -> LogFact | None:
         if match is None:
             continue
         groups = match.groupdict()
-        step, tokens = written_count(groups.get("step")), written_count(groups.get("tokens"))
+        step, tokens = written.written_count(groups.get("step")), written.written_count(groups.get("tokens"))
         if step is None and tokens is None:
             continue
-        loss = parse_number(groups.get("loss") or "")
-        seconds = parse_number(groups.get("step_seconds") or "")
+        loss = written.parse_number(groups.get("loss") or "")
+        seconds = written.parse_number(groups.get("step_seconds") or "")
         return LogFact(
             kind=EventKind.PROGRESS,
             pattern=row.name,
             step=step,
             count=None if step is not None else tokens,
-            total_steps=written_count(groups.get("total")),
+            total_steps=written.written_count(groups.get("total")),
             step_s=step_seconds_in(text) if seconds is None else seconds,
             loss=loss_in(text) if loss is None else loss,
             **who,
@@ -259,13 +208,13 @@ def _error(text: str, lower: str, who: dict[str, Any], rows: Rows) -> LogFact | 
         match = row.regex.search(text) if has_needle(row.needles, lower) else None
         if match is None:
             continue
-        source = bool(SOURCE_LINE.match(text)) if source is None else source
+        source = bool(errors.SOURCE_LINE.match(text)) if source is None else source
         if source:
             return None
-        if is_spoken_of(text, match.start(), match.end()) or (row.consequence and COPYING.match(text)):
+        if errors.is_spoken_of(text, match.start(), match.end()) or (row.consequence and errors.COPYING.match(text)):
             continue
         if not _is_guessed(text, lower, match.start()):
-            if has_needle(HARMLESS_NEEDLES, lower) and HARMLESS.search(text):
+            if has_needle(errors.HARMLESS_NEEDLES, lower) and errors.HARMLESS.search(text):
                 return None
             return LogFact(kind=EventKind.ERROR, pattern=row.name, **who)
     return None
@@ -273,7 +222,7 @@ def _error(text: str, lower: str, who: dict[str, Any], rows: Rows) -> LogFact | 
 
 def _is_guessed(text: str, lower: str, at: int) -> bool:
     """Whether what stands at this place is one of several things that a line says may have happened."""
-    guess = GUESSES.search(text) if has_needle(GUESS_NEEDLES, lower) else None
+    guess = errors.GUESSES.search(text) if has_needle(errors.GUESS_NEEDLES, lower) else None
     return guess is not None and guess.start() <= at
 
 
@@ -289,7 +238,7 @@ def _from_sign(row: Sign, match: re.Match[str], text: str, who: dict[str, Any]) 
     return LogFact(
         kind=EventKind.CHECKPOINT if row.complete else EventKind.PHASE,
         pattern=row.name,
-        step=whole_number(match.groupdict().get("step")),
+        step=written.whole_number(match.groupdict().get("step")),
         phase=None if row.complete else row.phase,
         loss=loss_in(text) if row.phase == "evaluating" else None,
         **who,
@@ -299,7 +248,7 @@ def _from_sign(row: Sign, match: re.Match[str], text: str, who: dict[str, Any]) 
 def _progress(text: str, lower: str, who: dict[str, Any], rows: Rows) -> LogFact | None:
     fact = None
     if MAPPING.match(text):
-        if rows.mapping and has_needle(MAPPING_NEEDLES, lower):
+        if rows.mapping and has_needle(known.MAPPING_NEEDLES, lower):
             fact = from_mapping(text.strip(), who)
     else:
         counted: bool | None = None
@@ -307,7 +256,7 @@ def _progress(text: str, lower: str, who: dict[str, Any], rows: Rows) -> LogFact
             if not has_needle(row.needles, lower):
                 continue
             if row.counted and counted is None:
-                counted = COUNTED.search(lower) is not None
+                counted = known.COUNTED.search(lower) is not None
             match = row.regex.search(text) if counted or not row.counted else None
             if match is not None and not _is_other(row, match, text, lower):
                 fact = _from_match(row, match, text, who)
@@ -316,47 +265,46 @@ def _progress(text: str, lower: str, who: dict[str, Any], rows: Rows) -> LogFact
 
 
 def _is_no_progress(text: str, lower: str) -> bool:
-    if has_needle(NOT_PROGRESS_NEEDLES, lower) and NOT_PROGRESS.search(text):
+    if has_needle(known.NOT_PROGRESS_NEEDLES, lower) and known.NOT_PROGRESS.search(text):
         return True
-    for thing, phrases in SPOKEN_OF_NEEDLES.items():
-        if thing in lower and has_needle(phrases, lower) and SPOKEN_OF.search(text):
-            return not MADE.search(text)
+    for thing, phrases in known.SPOKEN_OF_NEEDLES.items():
+        if thing in lower and has_needle(phrases, lower) and known.SPOKEN_OF.search(text):
+            return not known.MADE.search(text)
     return False
 
 
 def _is_other(row: Pattern, match: re.Match[str], text: str, lower: str) -> bool:
     """Whether it only looks like the row: a numbered list in prose, a bar of something else."""
     if row.counted:
-        return PROSE.fullmatch(text, match.end()) is not None
+        return known.PROSE.fullmatch(text, match.end()) is not None
     if row.name in _EPOCHS:
-        return OTHER_EPOCH.search(lower, 0, match.start()) is not None
+        return known.OTHER_EPOCH.search(lower, 0, match.start()) is not None
     if row.name not in _BARS:
         return False
-    label = lower[max(0, match.start() - MAX_LINE) : match.start()]
+    label = lower[max(0, match.start() - written.MAX_LINE) : match.start()]
     if row.name == "tqdm_open":
         label = label.rpartition("|")[0]  # the bar itself stands before its numbers
     label = label.rpartition("|")[2]
-    return (
-        OTHER_LABEL.search(label) is not None or OTHER_UNIT.search(lower, match.start(), match.end() + 20) is not None
-    )
+    other = known.OTHER_LABEL.search(label) or known.OTHER_UNIT.search(lower, match.start(), match.end() + 20)
+    return other is not None
 
 
 def _from_match(row: Pattern, match: re.Match[str], text: str, who: dict[str, Any]) -> LogFact | None:
     groups = match.groupdict()
-    if any(len(groups.get(name) or "") > MAX_DIGITS for name in WHOLE_GROUPS):
+    if any(len(groups.get(name) or "") > written.MAX_DIGITS for name in WHOLE_GROUPS):
         return None
     fact = LogFact(
         kind=EventKind.PROGRESS,
         pattern=row.name,
         initial=row.name in _BARS and _BAR_BEGINS.search(text, match.start()) is not None,
         step_s=_step_seconds(groups, text),
-        loss=parse_number(groups["loss"]) if groups.get("loss") else loss_in(text),
+        loss=written.parse_number(groups["loss"]) if groups.get("loss") else loss_in(text),
         **who,
     )
     if row.in_epoch and not groups.get("updates"):
         fact = _in_epoch(fact, row, groups)
         # A product of its numbers may have no place in a report.
-        return None if max(fact.step or 0, fact.total_steps or 0) >= MAX_WHOLE else fact
+        return None if max(fact.step or 0, fact.total_steps or 0) >= written.MAX_WHOLE else fact
     step, count = _counted(groups)
     total = int(groups["total"]) if groups.get("total") and not row.in_epoch else None
     return replace(fact, step=step, count=count, total_steps=total)
@@ -386,23 +334,21 @@ WHOLE_GROUPS = ("step", "total", "epoch", "epochs", "updates", "part", "whole")
 
 
 def _counted(groups: dict[str, str | None]) -> tuple[int | None, float | None]:
-    """The step or, where there is none, the count."""
     number = groups.get("count") or groups.get("count_b")
     if number:
-        return None, scaled(number.rstrip("kMG"), UNITS.get(number[-1], 1.0))
+        return None, written.scaled(number.rstrip("kMG"), written.UNITS.get(number[-1], 1.0))
     if groups.get("whole"):
         return None, int(groups.get("epoch") or 0) + int(groups["part"] or 0) / max(1, int(groups["whole"] or 0))
     return int(groups.get("updates") or groups.get("step") or 0), None
 
 
 def _step_seconds(groups: dict[str, str | None], text: str) -> float | None:
-    """Of one step, as the line says."""
     seconds = None
     if groups.get("step_s"):
-        seconds = parse_number(groups["step_s"] or "")
+        seconds = written.parse_number(groups["step_s"] or "")
     elif groups.get("step_ms"):
-        seconds = scaled(groups["step_ms"] or "", 0.001)
+        seconds = written.scaled(groups["step_ms"] or "", 0.001)
     elif groups.get("rate"):
-        rate = parse_number(groups["rate"] or "")
+        rate = written.parse_number(groups["rate"] or "")
         seconds = 1 / rate if rate else None
     return step_seconds_in(text) if seconds is None else seconds

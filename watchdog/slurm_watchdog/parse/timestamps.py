@@ -78,13 +78,8 @@ def stamp_of(line: str) -> Stamp | None:
         if "ap" in found:
             seconds += DAY_S / 2 * ((found["ap"] == "PM") - (int(found["h"]) == 12))
         return _zoned(seconds, found.get("z")) if "y" in found else Stamp("dated" if month else "clock", seconds)
-    match = _EPOCH.search(text)
-    return _epoch(match) if match else None
-
-
-def _epoch(match: re.Match[str]) -> Stamp:
-    number = match["epoch"]
-    return Stamp("zoned", float(number) / (1000 if len(number) == 13 and "." not in number else 1))
+    number = match["epoch"] if (match := _EPOCH.search(text)) is not None else ""
+    return Stamp("zoned", float(number) / (1000 if len(number) == 13 and "." not in number else 1)) if number else None
 
 
 def _seconds(match: re.Match[str], year: int, month: int, day: int) -> float | None:

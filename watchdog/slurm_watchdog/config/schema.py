@@ -109,7 +109,7 @@ class Config(Expert, frozen=True):
     """No job counts as hanging sooner than this after its last step, unless the hang is proven; other limits follow."""
     exceptions: Annotated[Exceptions, key("except")] = ()
     """What is different for some jobs, kinds and nodes: [{match: {partition: debug}, restart: never}]
-    (docs/options.md)."""
+    (docs/acting.md)."""
     notify: Notify = Notify()
     detectors: Detectors = Detectors()
     site_texts: tuple[SiteText, ...] = ()

@@ -26,7 +26,7 @@ ORDER = (
     "notify", "controller/health",
     "controller/ingest", "slurm", "nodetest", "actuate", "trace", "controller/node_history", "controller/evidence",
     "controller/actions", "controller/api", "controller",
-    "replay", "doctor", "supervisor", "standalone", "cli",
+    "replay", "doctor", "supervisor", "standalone", "report", "cli",
 )  # fmt: skip
 """Every folder with code, from the ground up: each imports only from those before it."""
 

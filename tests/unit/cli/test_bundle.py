@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.cli.bundle import (
+from slurm_watchdog.base.failure import Failure
+from slurm_watchdog.report.bundle import (
     bundle_files,
     check_name,
     node_files,
@@ -21,7 +22,6 @@ from slurm_watchdog.cli.bundle import (
     stack_lines,
     write_bundle,
 )
-from slurm_watchdog.cli.options import ClientError
 
 MAIN = {
     "thread_id": 7,
@@ -141,18 +141,18 @@ def test_a_bundle_opens_with_the_usual_tools(tmp_path: Path, ending: str) -> Non
 
 
 def test_a_name_that_cannot_be_written_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
-    with pytest.raises(ClientError, match="not a bundle's name"):
+    with pytest.raises(Failure, match="not a bundle's name"):
         check_name(str(tmp_path / "b.zip"))
     (tmp_path / "b.tar").touch()
-    with pytest.raises(ClientError, match="is there already"):
+    with pytest.raises(Failure, match="is there already"):
         check_name(str(tmp_path / "b.tar"))
 
 
 def test_a_bundle_that_fails_leaves_no_half_of_a_file(tmp_path: Path) -> None:
     def broken(piece: Any) -> Any:
-        raise ClientError("The controller did not answer.")
+        raise Failure("The controller did not answer.")
 
-    with pytest.raises(ClientError):
+    with pytest.raises(Failure):
         write_bundle(str(tmp_path / "b.tar.gz"), EXPLANATION, broken)
     assert list(tmp_path.iterdir()) == []
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.cli.munge_exchange import MungeExchanges
-from slurm_watchdog.cli.options import ClientError
+from slurm_watchdog.base.failure import Failure
 from slurm_watchdog.identity.munge_protocol import request_digest
+from slurm_watchdog.wire.munge_exchange import MungeExchanges
 
 MUNGE = "#!/bin/sh\nread -r digest; echo MUNGE:$digest:\n"
 UNMUNGE = """#!/bin/sh
@@ -77,23 +77,23 @@ def test_no_other_answer_is(answers: dict[str, Any], monkeypatch: pytest.MonkeyP
         (b"", "is not the controller"),
     ):
         answers["body"] = body
-        with pytest.raises(ClientError, match=words):
+        with pytest.raises(Failure, match=words):
             ask("GET", "/v1/status", b"")
     answers["body"] = sealed(DIGEST)
     monkeypatch.setenv("MADE_BY", "78")
-    with pytest.raises(ClientError, match="is not the controller"):
+    with pytest.raises(Failure, match="is not the controller"):
         ask("GET", "/v1/status", b"")
     answers["status"], answers["body"] = 403, b'{"error": "this door is for users"}'
-    with pytest.raises(ClientError, match="refuses: this door is for users"):
+    with pytest.raises(Failure, match="refuses: this door is for users"):
         ask("GET", "/v1/status", b"")
 
 
 @pytest.mark.usefixtures("answers")
 def test_nobody_who_listens_is_said_with_what_to_look_at() -> None:
-    with pytest.raises(ClientError, match="cannot be asked") as caught:
+    with pytest.raises(Failure, match="cannot be asked") as caught:
         MungeExchanges(NOBODY_THERE, 1.0)("GET", "/", b"")
     assert "controller.user_listen" in caught.value.todo
-    with pytest.raises(ClientError, match="knows no user no-such-user-here"):
+    with pytest.raises(Failure, match="knows no user no-such-user-here"):
         MungeExchanges("munge://no-such-user-here@127.0.0.1:1", 1.0)("GET", "/", b"")
 
 
@@ -143,7 +143,7 @@ def test_of_two_controllers_the_active_one_answers(answers: dict[str, Any], meth
 def test_a_restart_that_one_may_have_taken_is_not_asked_of_the_other(answers: dict[str, Any]) -> None:
     answers["body"] = sealed(DIGEST)
     with a_port(None) as cut_off:
-        with pytest.raises(ClientError, match="cannot be asked"):
+        with pytest.raises(Failure, match="cannot be asked"):
             MungeExchanges(f"{cut_off},{answers['address']}", 5.0)("POST", "/v1/restart", b"{}")
         assert "asked" not in answers
     with a_port(None) as cut_off:
@@ -151,11 +151,11 @@ def test_a_restart_that_one_may_have_taken_is_not_asked_of_the_other(answers: di
 
 
 def test_without_an_active_one_both_say_why(answers: dict[str, Any]) -> None:
-    with a_port() as standby, pytest.raises(ClientError, match=r"is the standby.*cannot be asked") as caught:
+    with a_port() as standby, pytest.raises(Failure, match=r"is the standby.*cannot be asked") as caught:
         MungeExchanges(f"{standby},{NOBODY_THERE}", 5.0)("GET", "/v1/status", b"")
     assert "has to be active" in caught.value.todo
-    with a_port() as standby, pytest.raises(ClientError, match="is the standby") as caught:
+    with a_port() as standby, pytest.raises(Failure, match="is the standby") as caught:
         MungeExchanges(standby, 5.0)("GET", "/v1/status", b"")
     assert caught.value.todo.startswith("Name both controllers: munge://127.0.0.1:")
-    with pytest.raises(ClientError, match="is not a controller's address"):
+    with pytest.raises(Failure, match="is not a controller's address"):
         MungeExchanges(f"{NOBODY_THERE},", 5.0)

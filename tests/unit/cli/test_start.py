@@ -35,7 +35,10 @@ def started(*arguments: str) -> tuple[set[str], int]:
 
 
 def test_the_list_of_commands_loads_none_of_them() -> None:
-    places = {f"slurm_watchdog.cli.{name}" for name in ("status", "diagnose", "run", "client", "munge_exchange")}
+    places = {
+        f"slurm_watchdog.{name}"
+        for name in ("cli.status", "cli.diagnose", "cli.run", "cli.client", "wire.munge_exchange")
+    }
     assert started("--help")[0] & (EVERYWHERE | HELP | places) == set()
 
 
@@ -46,7 +49,7 @@ def test_status_loads_what_it_shows(tmp_path: Path) -> None:
         loaded, _ = started("status", "--socket", str(controller.path))
     finally:
         controller.close()
-    assert loaded & (EVERYWHERE | JUDGES | {"slurm_watchdog.cli.munge_exchange", "subprocess"}) == set()
+    assert loaded & (EVERYWHERE | JUDGES | {"slurm_watchdog.wire.munge_exchange", "subprocess"}) == set()
 
 
 def test_a_short_log_needs_few_of_the_expressions_and_no_detector(tmp_path: Path) -> None:

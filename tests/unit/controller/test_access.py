@@ -13,7 +13,6 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from slurm_watchdog.cli.bundle import bundle_files
 from slurm_watchdog.controller.api.answers import without_kernel_lines
 from slurm_watchdog.controller.api.asking import operators_of
 from slurm_watchdog.controller.api.doors import make_app, peer_person
@@ -24,6 +23,7 @@ from slurm_watchdog.controller.policy.access import Operators, Person, may_see, 
 from slurm_watchdog.detect.registry import KINDS, spec_of
 from slurm_watchdog.journal.evidence import pack
 from slurm_watchdog.model.incidents import NOBODY, Culprit
+from slurm_watchdog.report.bundle import bundle_files
 from tests.builders.open_doors import (
     MARK,
     OPERATOR,

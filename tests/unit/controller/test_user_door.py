@@ -20,8 +20,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.cli.munge_exchange import MungeExchanges
-from slurm_watchdog.cli.options import ClientError
+from slurm_watchdog.base.failure import Failure
 from slurm_watchdog.controller.api.asking import UserLookup
 from slurm_watchdog.controller.api.doors import (
     ADDRESS_BURST,
@@ -37,6 +36,7 @@ from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, Mun
 from slurm_watchdog.identity.munge_protocol import SealedAnswer, request_digest
 from slurm_watchdog.model.incidents import IncidentState
 from slurm_watchdog.wire.http_server import Server
+from slurm_watchdog.wire.munge_exchange import MungeExchanges
 from tests.builders.open_doors import MARK, Controller, incident
 
 ANN = pwd.getpwnam("daemon").pw_uid
@@ -373,5 +373,5 @@ def test_what_is_no_request_of_a_command_is_refused_at_the_port(controller: Any,
     "address", ["munge://", "munge://host", "munge://host:0", "munge://host:99999", "munge://a b:1", "munge://h:1/x"]
 )
 def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(ClientError, match="is not a controller's address"):
+    with pytest.raises(Failure, match="is not a controller's address"):
         MungeExchanges(address, 1.0)

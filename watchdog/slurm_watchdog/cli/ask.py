@@ -16,11 +16,12 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.cli.client import find
 from slurm_watchdog.cli.options import ASKS, JOURNAL, ROWS_ONLY, Answer, Asked, command
-from slurm_watchdog.cli.terminal import duration, show, who
+from slurm_watchdog.cli.terminal import show
 from slurm_watchdog.model.documents import Incident, Paused, PauseRequest, SilenceRequest, Silences
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.node_events import NodeEventRequest, NodeHistory, NodeTable
 from slurm_watchdog.model.run_record import Report
+from slurm_watchdog.report.words import duration, who
 
 WEEK_S = 7 * 86400.0
 HOUR_S = 3600.0

@@ -7,7 +7,8 @@ import json
 import os
 import shlex
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, urlencode
@@ -15,12 +16,14 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.failure import Failure
 from slurm_watchdog.cli import options
 from slurm_watchdog.cli.options import Asked, ClientError, Refusal, warn
-from slurm_watchdog.cli.terminal import moment
 from slurm_watchdog.model.documents import Explanation
+from slurm_watchdog.report.words import moment
 from slurm_watchdog.standalone.own_runs import OwnRun, ended_runs, home_directory, is_absent, running_runs, state_home
 from slurm_watchdog.wire.http_client import ask_once
+from slurm_watchdog.wire.http_messages import error_text
 
 T = TypeVar("T")
 Exchange = Callable[[str, str, bytes], tuple[int, str, bytes]]  # (method, target, body) to (status, its words, body).
@@ -34,6 +37,15 @@ _IS_IT_RUNNING = (
 _LOG = "ee its log: journalctl -u slurm-watchdog-controller -n 50"
 
 
+@contextmanager
+def told() -> Iterator[None]:
+    """What fails in here ends the command. Raises ClientError."""
+    try:
+        yield
+    except Failure as error:
+        raise ClientError(error.what, error.todo, 400 if error.is_usage else None) from error
+
+
 class Client:
     """The controller behind one socket or address. Every method raises ClientError."""
 
@@ -42,9 +54,10 @@ class Client:
         self.path = path
         self._deadline_s = deadline_s
         if exchange is None and path.startswith("munge://"):
-            from slurm_watchdog.cli.munge_exchange import MungeExchanges
+            from slurm_watchdog.wire.munge_exchange import MungeExchanges
 
-            exchange = MungeExchanges(path, deadline_s)
+            with told():
+                exchange = MungeExchanges(path, deadline_s)
         self._exchange = exchange or self._over_socket
 
     def get(self, kind: type[T], path: str, *parts: object, **query: object) -> T:
@@ -59,12 +72,11 @@ class Client:
         return self._ask("POST", _filled(path, parts), kind, given.encode(errors="replace"))
 
     def _ask(self, method: str, target: str, kind: type[T], body: bytes) -> T:
-        status, reason, data = self._exchange(method, target, body)
+        with told():
+            status, reason, data = self._exchange(method, target, body)
         if status >= 400:
-            what = (
-                options.error_text(data, "error") or f"The controller answered {status} {reason} to {method} {target}."
-            )
-            raise ClientError(what, "" if status < 500 else f"S{_LOG}", status, options.error_text(data, "code"))
+            what = error_text(data, "error") or f"The controller answered {status} {reason} to {method} {target}."
+            raise ClientError(what, "" if status < 500 else f"S{_LOG}", status, error_text(data, "code"))
         try:
             return msgspec.json.decode(data, type=kind)
         except (ValueError, RecursionError) as error:
@@ -171,9 +183,10 @@ def _is_absent(asked: Asked) -> bool:
 
 
 def _past(journal: str) -> Client:
-    from slurm_watchdog.cli.past import open_journal
+    from slurm_watchdog.report.past import open_journal
 
-    file, exchange = open_journal(journal)
+    with told():
+        file, exchange = open_journal(journal)
     return Client(file, exchange=exchange)
 
 

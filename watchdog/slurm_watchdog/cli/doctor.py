@@ -17,7 +17,7 @@ from slurm_watchdog.base.text import plural
 from slurm_watchdog.cli import options
 from slurm_watchdog.cli.client import find
 from slurm_watchdog.cli.options import Answer, Asked, ClientError, Refusal, command
-from slurm_watchdog.cli.terminal import LEVELS, duration, sentence
+from slurm_watchdog.cli.terminal import LEVELS, sentence
 from slurm_watchdog.config.loading import ConfigError, load_config
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.doctor import cluster
@@ -25,6 +25,7 @@ from slurm_watchdog.doctor.finding import Advice, Level, examine, exit_code, ran
 from slurm_watchdog.doctor.node import misspelt, read_node, run
 from slurm_watchdog.model.documents import Status
 from slurm_watchdog.model.incidents import Severity
+from slurm_watchdog.report.words import duration
 
 STYLES = {level.lower(): style for level, style in LEVELS} | {"hint": "cyan"}
 PROGRAM = "from slurm_watchdog.cli.main import main; main()"

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.cli.files import MAX_FILES, configured, files_in
 from slurm_watchdog.cli.options import EXIT_USAGE, JSON, KNOWLEDGE, Answer, Asked, Refusal, command, warn
-from slurm_watchdog.cli.terminal import advice, show
+from slurm_watchdog.cli.terminal import show
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.diagnose.stacks.case import Options, parse_topology
 from slurm_watchdog.diagnose.stacks.sentences import culprit_words
@@ -26,6 +26,7 @@ from slurm_watchdog.parse.stacks.headers import Dump, header_of_file
 from slurm_watchdog.parse.stacks.py_spy_json import why_broken
 from slurm_watchdog.parse.stacks.text import parse_stacks
 from slurm_watchdog.parse.text_input import Unreadable, read_start, text_of
+from slurm_watchdog.report.words import advice
 from slurm_watchdog.slurm.node_names import ParseError, expand_nodes
 
 MAX_FILE_BYTES = 64 << 20

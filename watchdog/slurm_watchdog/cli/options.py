@@ -28,7 +28,6 @@ TYPED = "slurm_watchdog.typed"  # In the meta of click's context: the words of t
 DEFAULT_CONFIG = "/etc/slurm-watchdog/config.yaml"
 DEFAULT_SOCKET = "/run/slurm-watchdog/controller.sock"
 JOB_ID = re.compile(r"\d+(_\d+)?", re.ASCII)
-MAX_ERROR = 2000  # Characters of a sentence that a controller answers.
 NODE_SET = re.compile(r"[\w.\-\[\],]+", re.ASCII)
 INSTALL = "Install it with: pip install 'slurm-training-watchdog[controller]'"
 ON_TOP = "Type it on the management or a login node, or install the package slurm-watchdog-controller here, too."
@@ -276,25 +275,13 @@ class ClientError(Refusal):
     """A request that got no good answer: `what` failed, and what `todo` next, each a sentence. Its exit code is wrong
     usage where the controller has refused the request, otherwise unknown."""
 
-    def __init__(
-        self, what: str, todo: str = "", http_status: int | None = None, code: str = "", *, untaken: bool = False
-    ):
+    def __init__(self, what: str, todo: str = "", http_status: int | None = None, code: str = ""):
         is_refused = http_status is not None and 400 <= http_status < 500
         super().__init__([what], todo, EXIT_USAGE if is_refused else EXIT_UNKNOWN)
         self.what = what
         self.http_status = http_status  # Set when the controller itself answered with an error.
         self.code = code  # The controller's word for programs, such as `hangs`.
-        self.untaken = untaken  # No controller has taken the request, so that another one can be asked the same.
         self.is_final = is_refused and http_status != 429  # To ask again changes nothing. 429: ask later.
-
-
-def error_text(data: bytes, key: str) -> str:
-    """One text of an error's document: its sentence, or its word for programs."""
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError):
-        return ""
-    return str(document.get(key) or "")[:MAX_ERROR] if isinstance(document, dict) else ""
 
 
 def needs_package(error: ModuleNotFoundError) -> str:

@@ -13,14 +13,15 @@ import msgspec
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.text import plural, to_show
-from slurm_watchdog.cli.client import Client, find, own_place
+from slurm_watchdog.cli.client import Client, find, own_place, told
 from slurm_watchdog.cli.options import ASKS, JOB_ID, JOURNAL, NODE_SET, Answer, Asked, ClientError, Refusal, command
-from slurm_watchdog.cli.terminal import as_text, drawn_columns, print_lines, render
+from slurm_watchdog.cli.terminal import drawn_columns, print_lines, render
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.documents import ActionRun, DecisionSummary, Diagnosis, Evidence, Explanation, Incident
 from slurm_watchdog.model.node_events import NodeHistory
 from slurm_watchdog.model.run_record import Report, RunRecord
 from slurm_watchdog.model.slurm_states import ALIVE
+from slurm_watchdog.report.words import as_text
 from slurm_watchdog.slurm.accounting import NoAccounting, read_accounting
 from slurm_watchdog.slurm.commands import Commands
 
@@ -67,9 +68,10 @@ def show(asked: Asked, what: str, bundle: str | None, accounting: bool, **given:
     everything, is_job = given["all"], bundle is None and JOB_ID.fullmatch(what) is not None
     client = find(asked, None if is_job else what)
     if bundle is not None:
-        from slurm_watchdog.cli.bundle import check_name
+        from slurm_watchdog.report.bundle import check_name
 
-        check_name(bundle)
+        with told():
+            check_name(bundle)
     job, is_known = _job(client, what, everything, accounting) if is_job else (None, False)
     if job is not None and (is_known or "_" in what):
         return job
@@ -100,9 +102,10 @@ def _incident(client: Client, found: Explanation, everything: bool, bundle: str 
         return client.get(dict, "/v1/incidents/{}/evidence/{}", stored_with, piece["number"])
 
     if bundle is not None:
-        from slurm_watchdog.cli.bundle import write_bundle
+        from slurm_watchdog.report.bundle import write_bundle
 
-        files = write_bundle(bundle, document, fetch)
+        with told():
+            files = write_bundle(bundle, document, fetch)
         said = f"{bundle}: incident {found.incident.id} in {plural(files, 'file')}."
         written = {"incident": found.incident.id, "bundle": bundle, "files": files}
         return Answer(written, [said])

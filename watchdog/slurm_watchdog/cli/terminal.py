@@ -1,23 +1,22 @@
-"""What people read in a terminal: users' text made harmless, times and ages, templates, tables that fit its width.
+"""What people read in a terminal: users' text made harmless, templates, tables that fit its width.
 
 Job names, paths and log lines come from users: each value of a template, each sentence and each cell passes `clean`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime, timezone
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from slurm_watchdog.base.text import fold, plural, to_show, width_of
+from slurm_watchdog.report.words import advice, as_text, duration, hours, moment, more, node_time, who, with_reason
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -58,68 +57,9 @@ def _harmless(given: str) -> str:
     return "".join(kept)
 
 
-def duration(seconds: float | None) -> str:
-    """`45 s`, `12 min`, `3.5 h`, `2.0 d`; `-` for None."""
-    if seconds is None:
-        return "-"
-    if seconds < 10:
-        return f"{seconds:.2g} s" if seconds else "0 s"
-    for limit, unit_s, unit, digits in ((120, 1, "s", 0), (7200, 60, "min", 0), (172800, 3600, "h", 1)):
-        if seconds < limit:
-            return f"{seconds / unit_s:.{digits}f} {unit}"
-    return f"{seconds / 86400:.1f} d"
-
-
-def moment(at: float | None) -> str:
-    """Date and time where the reader is, to the second; `-` for None."""
-    if at is None:
-        return "-"
-    try:
-        return datetime.fromtimestamp(at, tz=timezone.utc).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    except (OverflowError, OSError, ValueError):
-        return f"epoch {at:g}"
-
-
-def hours(number: float) -> str:
-    """Node-hours in a cell: `75.0`, below one `24 min`."""
-    return f"{number:,.1f}" if number >= 1 else f"{number * 60:.0f} min"
-
-
-def node_time(number: float) -> str:
-    """`127.5 node-hours`, below one hour `24 node-minutes`."""
-    return f"{number:,.1f} node-hours" if number >= 1 else plural(round(number * 60), "node-minute")
-
-
 def fold_nodes(names: Iterable[object]) -> str:
     """`n[1-3,7]`, as Slurm's users write it; ranks as `0-2,7`."""
     return clean(",".join(fold(map(str, names)))) or "-"
-
-
-def more(them: Sequence[object], shown: int, what: str = "more") -> str:
-    """What a list leaves out; empty if it has all."""
-    return f"… and {len(them) - shown} {what}: --json has them" if len(them) > shown else ""
-
-
-def who(each: Any) -> str:
-    """`rank 2 pid 4711 on n3`, or what is known of a culprit."""
-    node = getattr(each, "node", None) or getattr(each, "host", None)
-    known = (("rank", each.rank), ("pid", each.pid), ("on", node), ("", getattr(each, "gpu_uuid", None)))
-    return " ".join(f"{word} {value}".strip() for word, value in known if value is not None) or each.mount or "unknown"
-
-
-def with_reason(each: Any) -> str:
-    """A culprit, and why it is one, or why nothing is known of it."""
-    return f"{who(each)}: {each.reason or 'no reason given'}"
-
-
-def as_text(document: object) -> str:
-    """A piece of evidence for people: words as they are, anything else as JSON."""
-    return document if isinstance(document, str) else json.dumps(document, indent=2, ensure_ascii=False)
-
-
-def advice(hint: Any) -> str:
-    """What it usually is, and what to try."""
-    return f"{hint.usually} Try: {hint.try_next}" + (f" ({hint.documented})" if hint.documented else "")
 
 
 def drawn_columns() -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+MAX_ERROR = 2000  # Characters of a sentence that a controller answers.
 MAX_HEAD = 16 * 1024  # nginx and Apache allow 8 KiB a line.
 
 
@@ -34,6 +35,15 @@ class Answer:
 def refusal(status: int, sentence: str) -> Answer:
     """Why it is refused, as JSON."""
     return Answer(msgspec.json.encode({"error": sentence}), status)
+
+
+def error_text(body: bytes, key: str) -> str:
+    """One text of such a document: its sentence, or its word for programs."""
+    try:
+        document = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        return ""
+    return str(document.get(key) or "")[:MAX_ERROR] if isinstance(document, dict) else ""
 
 
 Handler = Callable[[Request], "Answer | Awaitable[Answer]"]  # Answers at once, or after another answer. Raises nothing.

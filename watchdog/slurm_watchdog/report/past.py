@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
-from slurm_watchdog.cli.options import ClientError
+from slurm_watchdog.base.failure import Failure
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.api.answers import Api
 from slurm_watchdog.controller.api.asking import Asked
@@ -28,12 +28,12 @@ FULL = "database or disk is full"
 """SQLite's text of SQLITE_FULL: its number comes with an error only since Python 3.11."""
 COPY_PAGES = 1024  # Copied at a time: a controller that writes meanwhile waits for no longer than that takes.
 READ = ("/v1/incidents", "/v1/report")
-Exchange = Callable[[str, str, bytes], tuple[int, str, bytes]]  # See slurm_watchdog.cli.client.
+Exchange = Callable[[str, str, bytes], tuple[int, str, bytes]]  # (method, target, body) to (status, its words, body).
 
 
 def open_journal(given: str) -> tuple[str, Exchange]:
     """The journal that is meant, a file, or that of the directory of a `run`; and what answers from a copy of it: what
-    needs a controller is refused. Raises ClientError."""
+    needs a controller is refused. Raises Failure."""
     path = os.path.expanduser(given)
     file = Path(path, JOURNAL) if os.path.isdir(path) else Path(path)
     try:
@@ -42,12 +42,12 @@ def open_journal(given: str) -> tuple[str, Exchange]:
     except OSError as error:
         what = f"The journal {file} cannot be read: {error.strerror}."
     if what:
-        raise ClientError(what, "Give the directory of a `run`, or its journal.sqlite.")
+        raise Failure(what, "Give the directory of a `run`, or its journal.sqlite.")
     try:
         copy = tempfile.TemporaryDirectory(prefix="slurm-watchdog-")
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ClientError(f"There is no place to copy the journal {file} to: {reason}.", "Set TMPDIR.") from error
+        raise Failure(f"There is no place to copy the journal {file} to: {reason}.", "Set TMPDIR.") from error
     try:
         journal = _open_copy(file, Path(copy.name) / JOURNAL)
     except BaseException:
@@ -74,13 +74,13 @@ def _open_copy(file: Path, copy: Path) -> Journal:
         ):
             source.backup(target, pages=COPY_PAGES)
             if not target.execute(HAS_SCHEMA).fetchone():
-                raise ClientError(f"{file} is a database, and no journal of slurm-watchdog.")
+                raise Failure(f"{file} is a database, and no journal of slurm-watchdog.")
         return Journal(f"sqlite:///{copy}")
     except (sqlite3.Error, JournalError, OSError) as error:
         if FULL in str(error):
-            raise ClientError(f"There is no room in {copy.parent} for a copy of {file}.", "Set TMPDIR.") from error
+            raise Failure(f"There is no room in {copy.parent} for a copy of {file}.", "Set TMPDIR.") from error
         reason = str(error).replace(f"sqlite:///{copy}", "there")  # the copy is no one's concern
-        raise ClientError(
+        raise Failure(
             f"The journal {file} cannot be read: {reason}", "Is it a watchdog's journal, and may you read it?"
         ) from error
 

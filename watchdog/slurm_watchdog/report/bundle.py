@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 
 from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.failure import Failure
 from slurm_watchdog.base.redact import mask_line
-from slurm_watchdog.cli.options import ClientError
-from slurm_watchdog.cli.terminal import moment
 from slurm_watchdog.parse.stacks.py_spy_json import whole_dumps
+from slurm_watchdog.report.words import moment
 
 MAX_NAME = 80
 MAX_UNPACKED = 32 << 20  # Of one Flight Recorder dump.
@@ -55,7 +55,7 @@ class File(NamedTuple):
 
 
 def check_name(path: str) -> None:
-    """Raises ClientError for a name whose ending says no kind of file that can be written here, or that is taken."""
+    """Raises Failure for a name whose ending says no kind of file that can be written here, or that is taken."""
     problem, todo = "", ""
     if not path.endswith(ENDINGS):
         problem = f"{path!r} is not a bundle's name: it ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}."
@@ -65,12 +65,12 @@ def check_name(path: str) -> None:
     elif os.path.lexists(path):
         problem, todo = f"{path} is there already.", "Take another name, or remove it first"
     if problem:
-        raise ClientError(problem, todo, http_status=400)
+        raise Failure(problem, todo, is_usage=True)
 
 
 def write_bundle(path: str, explanation: Any, fetch: Fetch) -> int:
     """Writes the bundle of one incident, readable for its writer alone; returns how many files are in it. Raises
-    ClientError; leaves no half of a file."""
+    Failure; leaves no half of a file."""
     made_at, incident_id, partial, count = clock.wall(), str(explanation["incident"]["id"]), f"{path}.partial", 0
     text = README.format(id=incident_id, version=__version__, at=moment(made_at))
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -89,7 +89,7 @@ def write_bundle(path: str, explanation: Any, fetch: Fetch) -> int:
         else:
             os.rename(partial, path)
     except (OSError, tarfile.TarError, subprocess.SubprocessError) as error:
-        raise ClientError(f"The bundle {path} could not be written: {error}.") from error
+        raise Failure(f"The bundle {path} could not be written: {error}.") from error
     finally:
         with suppress(FileNotFoundError):
             os.unlink(partial)

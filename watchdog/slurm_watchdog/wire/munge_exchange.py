@@ -11,9 +11,10 @@ import subprocess
 import msgspec
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.cli.options import ClientError, error_text
+from slurm_watchdog.base.failure import Failure
 from slurm_watchdog.identity.munge_protocol import STANDBY, SealedAnswer, request_digest
 from slurm_watchdog.wire.http_client import Response, ask_once
+from slurm_watchdog.wire.http_messages import error_text
 
 SCHEME = "munge://"
 ADDRESS = re.compile(r"munge://(?:([A-Za-z0-9._-]{1,64})@)?([A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:]+\]):(\d{1,5})/?")
@@ -30,7 +31,7 @@ class MungeExchanges:
     $SLURM_WATCHDOG_MUNGE_SOCKET: munged's, where it is not the usual one."""
 
     def __init__(self, addresses: str, deadline_s: float):
-        """Raises ClientError for what is no such address."""
+        """Raises Failure for what is no such address."""
         self._all = [_parsed(each if each.startswith(SCHEME) else SCHEME + each) for each in addresses.split(",")]
         self._deadline_s = deadline_s
         self._connect_s = min(CONNECT_S, deadline_s) if len(self._all) > 1 else deadline_s
@@ -39,12 +40,12 @@ class MungeExchanges:
 
     def __call__(self, method: str, target: str, body: bytes) -> tuple[int, str, bytes]:
         """The first answer; from then on the one that gave it is asked first. What changes something is asked of
-        another one only if the one before has not taken it. Raises ClientError."""
-        failures: list[ClientError] = []
+        another one only if the one before has not taken it. Raises Failure."""
+        failures: list[Failure] = []
         for address in tuple(self._all):
             try:
                 answer = self._ask(address, method, target, body)
-            except ClientError as error:
+            except Failure as error:
                 failures.append(error)
                 if method != "GET" and not error.untaken:
                     break
@@ -54,10 +55,10 @@ class MungeExchanges:
         if len(failures) == 1:
             raise failures[0]
         todo = "One of them has to be active: systemctl status slurm-watchdog-controller, on each."
-        raise ClientError(" ".join(each.what for each in failures), todo)
+        raise Failure(" ".join(each.what for each in failures), todo)
 
     def _ask(self, address: tuple[str, str, int], method: str, target: str, body: bytes) -> tuple[int, str, bytes]:
-        """(status, its words, body) of the answer of one of them. Raises ClientError."""
+        """(status, its words, body) of the answer of one of them. Raises Failure."""
         user, host, port = address
         where = f"{host}:{port}"
         uid, digest = _uid(user, where), request_digest(method, target, body)
@@ -67,8 +68,8 @@ class MungeExchanges:
         if answer.status != 200:  # said before who asks was known: no one vouches for it, and nothing follows from it
             what = f"{where} refuses: {error_text(answer.body, 'error') or 'it gives no reason'}"
             if error_text(answer.body, "code") == STANDBY:
-                raise ClientError(what, f"Name both controllers: {SCHEME}{where},{SCHEME}OTHER:{port}", untaken=True)
-            raise ClientError(what, "Who may ask is in docs/security.md.")
+                raise Failure(what, f"Name both controllers: {SCHEME}{where},{SCHEME}OTHER:{port}", untaken=True)
+            raise Failure(what, "Who may ask is in docs/security.md.")
         head, _, payload = _run(["unmunge", *self._socket], answer.body).partition("\n\n")
         made_by = MADE_BY.search(head)
         try:
@@ -76,9 +77,9 @@ class MungeExchanges:
                 raise ValueError
             sealed = msgspec.json.decode(payload.strip(), type=SealedAnswer)
         except (ValueError, RecursionError) as error:
-            raise ClientError(f"What answers on {where} is not the controller.", "Tell an administrator.") from error
+            raise Failure(f"What answers on {where} is not the controller.", "Tell an administrator.") from error
         if sealed.digest != digest:
-            raise ClientError(f"{where} has answered another request.", "Try again.")
+            raise Failure(f"{where} has answered another request.", "Try again.")
         return sealed.status, "", sealed.body.encode()
 
     def _send(self, host: str, port: int, method: str, target: str, body: bytes, headers: dict[str, str]) -> Response:
@@ -92,37 +93,37 @@ class MungeExchanges:
         except OSError as error:
             what = f"The controller on {host}:{port} cannot be asked: {str(error) or type(error).__name__}."
             todo = "Is controller.user_listen set there, and the port open?"
-            raise ClientError(what, todo, untaken=not is_connected) from error
+            raise Failure(what, todo, untaken=not is_connected) from error
 
 
 def _parsed(address: str) -> tuple[str, str, int]:
-    """The controller's user, its host, its port. Raises ClientError for what is no address."""
+    """The controller's user, its host, its port. Raises Failure for what is no address."""
     found = ADDRESS.fullmatch(address)
     if found is None or not 0 < int(found[3]) < 65536:
-        raise ClientError(f"{address[:80]!r} is not a controller's address.", "munge://HOST:PORT is one.")
+        raise Failure(f"{address[:80]!r} is not a controller's address.", "munge://HOST:PORT is one.")
     return found[1] or DEFAULT_USER, found[2].strip("[]"), int(found[3])
 
 
 def _uid(user: str, where: str) -> int:
-    """Whose credentials are the controller's. Raises ClientError."""
+    """Whose credentials are the controller's. Raises Failure."""
     try:
         return int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
     except KeyError:
-        raise ClientError(
+        raise Failure(
             f"This machine knows no user {user}, who runs the controller.",
             f"Give its number (id -u on the management node): munge://NUMBER@{where}",
         ) from None
 
 
 def _run(argv: list[str], given: bytes) -> str:
-    """What munge or unmunge prints, in English. Raises ClientError."""
+    """What munge or unmunge prints, in English. Raises Failure."""
     environ = {**os.environ, "LC_ALL": "C"}
     try:
         done = subprocess.run(argv, input=given, capture_output=True, timeout=MUNGE_S, check=False, env=environ)
     except (OSError, subprocess.TimeoutExpired) as error:
         what = f"The program {argv[0]} gives no answer ({type(error).__name__})."
-        raise ClientError(what, "Is munged well?") from error
+        raise Failure(what, "Is munged well?") from error
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()[:1]
-        raise ClientError(f"{argv[0]} failed: {' '.join(said)[:200]}", "Is munged well, and the clock right?")
+        raise Failure(f"{argv[0]} failed: {' '.join(said)[:200]}", "Is munged well, and the clock right?")
     return done.stdout.decode(errors="replace")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from slurm_watchdog.cli.files import read_kernel_logs
+from slurm_watchdog.cli.scan_log import read_kernel_logs
 from slurm_watchdog.diagnose.kernel_log.verdict import JudgedLine, KernelScan, judge_file
 
 CAPTURES = Path(__file__).parents[2] / "captures/kernel"

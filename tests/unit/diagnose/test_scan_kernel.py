@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_watchdog.cli.files import read_kernel_logs
 from slurm_watchdog.cli.options import print_json
+from slurm_watchdog.cli.scan_log import read_kernel_logs
 from slurm_watchdog.diagnose.kernel_log.verdict import JudgedLine, KernelScan, judge_file
 from slurm_watchdog.knowledge.kernel_causes import ENDS, RULES
 from slurm_watchdog.knowledge.kernel_signatures import SIGNATURES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import shutil
@@ -17,19 +18,20 @@ from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.cli import options
 from slurm_watchdog.cli.client import Client, find
-from slurm_watchdog.cli.files import configured, files_in, read_dumps, read_kernel_logs
-from slurm_watchdog.cli.group_stacks import is_archive, is_flight_record, read_stacks
-from slurm_watchdog.cli.options import Answer, Asked, ClientError, command
-from slurm_watchdog.cli.scan_log import LOG_NAME, read_logs
+from slurm_watchdog.cli.group_stacks import read_stacks
+from slurm_watchdog.cli.options import Answer, Asked, ClientError, command, configured
+from slurm_watchdog.cli.scan_log import read_kernel_logs, read_logs
 from slurm_watchdog.cli.terminal import sentence, show
 from slurm_watchdog.diagnose.logs.digest import Collector
 from slurm_watchdog.diagnose.logs.tracebacks import find_errors
 from slurm_watchdog.model.documents import DiagnosisProgress, JobRequest
+from slurm_watchdog.parse.given_files import files_in, is_archive, is_flight_record, is_log_name, read_records
 from slurm_watchdog.parse.kernel_log import is_kernel_log
 from slurm_watchdog.parse.stacks.text import parse_stacks
 from slurm_watchdog.parse.text_input import Unreadable, read_start, text_of
 
 POLL_S = 0.5
+MEMORY_BYTES = 2 << 30  # Beyond what this process has when it begins: a hostile dump ends with a reason.
 COLLECTION_LIMIT_S = 300.0
 """The controller gives up on a node long before; this is for one that does not come back itself."""
 LOOKED_AT = 1 << 20  # Bytes of a file that show what it is.
@@ -109,7 +111,7 @@ def _diagnose_files(given: Sequence[str], asked: Asked) -> Answer:
         if path == "-":
             sys.stdin.buffer.seek(0)
         sort = sort_of(path)
-        if sort == LOGS and path not in given and not LOG_NAME.search(os.path.basename(path)):
+        if sort == LOGS and path not in given and not is_log_name(path):
             strange.append(path)
         else:
             sorts.setdefault(sort, []).append(path)
@@ -154,3 +156,25 @@ def sort_of(path: str) -> str:
     digest = collector.digest()
     is_log = digest.facts or find_errors(digest.lines, digest.segments)
     return STACKS if is_archive(data) or (not is_log and parse_stacks(text)) else LOGS
+
+
+def read_dumps(paths: Sequence[str]) -> Answer:
+    """Who keeps the others waiting: code 0: no rank waits; 1: a rank is named; 3: neither is known."""
+    from slurm_watchdog.agent.workers.child import limit_address_space
+    from slurm_watchdog.analysis.collective_order import order_of, words_of
+
+    limit_address_space(MEMORY_BYTES)
+    gc.disable()  # what dumps hold is no cycle, and walking over it again and again takes most of the time
+    problems: list[str] = []
+    records = read_records(paths, problems)
+    order = order_of(records)
+    summary = words_of(order) if records else "No dump could be read."
+
+    def print_all() -> None:
+        sentence(summary, "bold red" if order.odd else "")
+        show("list", title="Communicators", lines=order.facts)
+        show("list", title="Not read, or not certain", lines=problems)
+
+    document = {**to_builtins(order), "summary": summary, "problems": problems}
+    unknown = order.waiting or not records
+    return Answer(document, print_all, True if order.odd else options.EXIT_UNKNOWN if unknown else False)

@@ -305,6 +305,17 @@ def load_or_exit(config_file: str, *, with_knowledge: bool = True) -> Config:
     return config
 
 
+def configured(config_file: str | None) -> Config | None:
+    """A configuration, with its rows of knowledge in force; None without one. Raises Refusal if the file is wrong."""
+    if config_file is None:
+        return None
+    from slurm_watchdog.config.knowledge_files import put_in_force
+
+    config = load_or_exit(config_file)
+    put_in_force(config.site_texts)
+    return config
+
+
 def _use_knowledge(directory: str) -> None:
     """Puts a site's rows in force before the command runs."""
     from slurm_watchdog.config.knowledge_files import check_texts, put_in_force, read_texts

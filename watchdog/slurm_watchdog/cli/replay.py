@@ -10,8 +10,7 @@ import msgspec
 
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.cli.ask import named
-from slurm_watchdog.cli.files import configured
-from slurm_watchdog.cli.options import EXIT_USAGE, JSON, KNOWLEDGE, Answer, Asked, command, warn
+from slurm_watchdog.cli.options import EXIT_USAGE, JSON, KNOWLEDGE, Answer, Asked, command, configured, warn
 from slurm_watchdog.cli.terminal import show
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.health.views import shown

@@ -16,9 +16,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from importlib import import_module
-from typing import IO, Any
-
-import msgspec
+from typing import IO, Any, NamedTuple
 
 from slurm_watchdog.base.late_regex import late_regex
 
@@ -53,7 +51,7 @@ class Unreadable(Exception):
     """Why a file cannot be read, a sentence for people."""
 
 
-class Block(msgspec.Struct, frozen=True):
+class Block(NamedTuple):
     data: bytes
     first_line: int  # Of the file, counted from 1.
     numbers: array[int] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,16 +12,17 @@ from msgspec.structs import replace
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.diagnose.logs import progress as runs
-from slurm_watchdog.diagnose.logs.case import LogVerdict, Source
-from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Digest, put_on_clock
-from slurm_watchdog.diagnose.logs.grouping import base_of, local_is_rank, named_by, rotated_parts, with_rank
+from slurm_watchdog.diagnose.logs.case import OF_CHILDREN, SOFT, LogVerdict, Source
+from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Collector, Digest, put_on_clock
+from slurm_watchdog.diagnose.logs.grouping import base_of, group, local_is_rank, named_by, rotated_parts, with_rank
 from slurm_watchdog.diagnose.logs.no_error import OF_NUMBERS, STILL_TRAINS, slower_words, spike_words
 from slurm_watchdog.diagnose.logs.ranks import Ranks, read_ranks
 from slurm_watchdog.diagnose.logs.silence import last_words, read_silence, read_waiting
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError, find_errors
-from slurm_watchdog.diagnose.logs.verdict import find_verdict
-from slurm_watchdog.knowledge.frameworks import recognise
+from slurm_watchdog.diagnose.logs.verdict import TOLD_TO_END, find_verdict
+from slurm_watchdog.knowledge.frameworks import recognise, what_to_do
 from slurm_watchdog.knowledge.limits import PhaseLimits
+from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.knowledge.other_documents import GIVE_OUTPUT, looks_like
 from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.knowledge.remediation_hints import Hint, hints_for
@@ -36,6 +37,7 @@ MAX_ERRORS = 400  # Of one file in the answer: the first ones, the cause, and th
 MOST_EXCERPTS = 60  # More have no one's patience, and each is judged.
 RECORDS, RECORD_SHARE = 3, 0.02
 """So many lines, and so large a part of them, have a time, a level or a rank, as the lines of a log have."""
+BLIND = ", and no progress either: whether it trains cannot be read in it."
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -113,6 +115,60 @@ class RunReport:
         """What it usually is, and what to try next."""
         return hints_for(self.verdict.name, self.verdict.text) if self.verdict is not None else ()
 
+    @property
+    def _is_well(self) -> bool:
+        return self.verdict is None and self.unread is None
+
+    @property
+    def _is_blind(self) -> bool:
+        """Whether nothing in them shows progress."""
+        return not any(source.progress.finished or source.progress.lines for source in self.sources)
+
+    @property
+    def summary(self) -> str:
+        """What is said of the run, in one sentence."""
+        if self.verdict is not None:
+            return self.verdict.summary
+        if self.unread is not None:
+            return f"the run cannot be judged: {self.unread}"
+        notes = "".join(
+            f"; {note}" for note in dict.fromkeys(n for source in self.sources for n in self._notes(source))
+        )
+        if any(source.progress.finished for source in self.sources):
+            return f"{'' if notes else 'nothing wrong found; '}training was done{notes}."
+        if self._is_blind:
+            return f"no error found{self._ended_words()}{BLIND}"
+        steps = [source.progress.last_step for source in self.sources if source.progress.last_step is not None]
+        none = "it made progress, in steps of unknown number"  # of samples, or in an epoch of unknown length
+        last = f"its last step is {max(steps)}" if steps else none
+        return f"{'no error' if notes else 'nothing wrong'} found{self._ended_words()}{notes}; {last}."
+
+    def _ended_words(self) -> str:
+        """What ended the run from outside, such as its time limit, and in which line; empty if nothing did."""
+        for _, error in self._all_errors():
+            told = error["class"] == "terminated" and TOLD_TO_END.search(error["text"])
+            if error["role"] == "teardown" and (told or error["class"] in log_table().from_outside):
+                return f"; ended from outside (line {error['line']}): {log_table().means[error['class']]}"
+        return ""
+
+    def telling_errors(self) -> list[tuple[str, dict[str, Any]]]:
+        """(path, error) of those that people are shown: the cause first."""
+        errors = self._all_errors()
+        if self.verdict is not None:
+            return sorted((e for e in errors if e[1]["role"] != "noise"), key=lambda each: each[1]["role"] != "cause")
+        if self.unread is not None:
+            return errors
+        # What a node can cause, and the run survived, or what is of an earlier run in the same log.
+        of_nodes = log_table().node_can_cause - log_table().consequences - OF_CHILDREN - SOFT
+        return [(path, error | {"role": "earlier"}) for path, error in errors if error["class"] in of_nodes]
+
+    def what_to_try(self) -> str:
+        """What makes a run readable in which nothing is wrong, as far as can be read; empty for any other."""
+        return what_to_do(self.sources[0].progress.framework) if self._is_well and self._is_blind else ""
+
+    def _all_errors(self) -> list[tuple[str, dict[str, Any]]]:
+        return [(source.path, error) for source in self.sources for error in self._errors(source)]
+
     def _errors(self, source: Source) -> list[dict[str, Any]]:
         errors = sorted(source.errors, key=lambda error: error.line)
         left_out = range(MAX_ERRORS - 50, len(errors) - 50) if len(errors) > MAX_ERRORS else ()
@@ -181,6 +237,25 @@ def _excerpt(digest: Digest, place: int) -> Digest:
     own = Digest(facts, lines, headings=digest.headings)
     put_on_clock(own)
     return own
+
+
+def digest_of(
+    blocks: Iterable[tuple[bytes, int, Sequence[int] | None]], own: tuple[Pattern, ...], *, markdown: bool
+) -> Digest:
+    """What is kept of one file, given as blocks: whole lines, the number of the first, of each if they are no row."""
+    collector = Collector(markdown=markdown, own=own)
+    for data, first_line, numbers in blocks:
+        collector.add(data, first_line, numbers)
+    return collector.digest()
+
+
+def judge_jobs(
+    digests: Mapping[str, Digest], settings: Settings, seen_at: str | None, written_at: Callable[[str], float | None]
+) -> list[RunReport]:
+    """One for each job whose files are among these."""
+    paths = list(digests)
+    jobs = [[paths[place] for place in places] for places in group(paths)]
+    return [judge_job(job, [digests[p] for p in job], settings, seen_at, [written_at(p) for p in job]) for job in jobs]
 
 
 def judge_job(

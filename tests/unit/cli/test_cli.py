@@ -18,9 +18,10 @@ from slurm_watchdog import __version__
 from slurm_watchdog.cli.client import Client
 from slurm_watchdog.cli.main import main, renamed
 from slurm_watchdog.cli.options import ClientError
-from slurm_watchdog.cli.restart import Row, parse_date
+from slurm_watchdog.cli.restart import parse_date
 from slurm_watchdog.model.actions import OperationOutcome
 from slurm_watchdog.model.documents import ActionRun, Operation, SelectedJob, Status
+from slurm_watchdog.report.story import Row
 from tests.builders.cli import (
     HOSTILE,
     FakeController,

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from slurm_watchdog.cli.ask import incidents, wanted
+from slurm_watchdog.cli.ask import incidents
 from slurm_watchdog.model.documents import Incident
+from slurm_watchdog.report.story import wanted
 
 NOW = 10_000.0
 ROWS = [

@@ -17,8 +17,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.cli.ask import intervals, print_report
-from slurm_watchdog.cli.show import paired, run_row
+from slurm_watchdog.cli.ask import print_report
 from slurm_watchdog.controller.api.doors import make_app
 from slurm_watchdog.controller.health.lost_time import report_asked
 from slurm_watchdog.controller.policy.access import Person
@@ -32,6 +31,7 @@ from slurm_watchdog.model.actions import Action, Fence, Verdict
 from slurm_watchdog.model.incidents import IncidentState
 from slurm_watchdog.model.past_runs import EndedJob
 from slurm_watchdog.model.run_record import Report, RunRecord
+from slurm_watchdog.report.story import intervals, paired, run_row
 from slurm_watchdog.slurm.accounting import (
     FIELDS,
     OPTIONAL,

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from slurm_watchdog.cli.test_nodes import choose
 from slurm_watchdog.model.slurm import SlurmNode
-from slurm_watchdog.nodetest.conduct import lifted, put_back
+from slurm_watchdog.nodetest.conduct import choose, lifted, put_back
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
 NODES = tuple(

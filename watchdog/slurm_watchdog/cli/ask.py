@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import pwd
 import uuid
-from collections.abc import Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import click
 from msgspec import structs
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.base.text import plural
 from slurm_watchdog.cli.client import find
 from slurm_watchdog.cli.options import ASKS, JOURNAL, ROWS_ONLY, Answer, Asked, command
 from slurm_watchdog.cli.terminal import show
 from slurm_watchdog.model.documents import Incident, Paused, PauseRequest, SilenceRequest, Silences
-from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.node_events import NodeEventRequest, NodeHistory, NodeTable
 from slurm_watchdog.model.run_record import Report
-from slurm_watchdog.report.words import duration, who
+from slurm_watchdog.report.story import hints_of, intervals, is_wrong, named, shown_state, wanted
 
 WEEK_S = 7 * 86400.0
 HOUR_S = 3600.0
 ENOUGH_FAILURES = 10  # the mean of fewer is known to a third at best: 1 / sqrt(n)
-SHOWN_SIZES = 4  # The largest numbers of nodes, for which an interval between checkpoints is advised.
 
 
 @command(
@@ -50,8 +45,6 @@ def incidents(asked: Asked, job: str | None, user: str | None, **which: Any) -> 
       slurm-watchdog incidents --since 7d --kind gpu_fault --limit 20
       slurm-watchdog incidents --journal ~/.slurm-watchdog/4711   of a `run --job` that has ended
     """
-    from slurm_watchdog.cli.show import hints_of
-
     owner_uid = _uid(user)
     found = wanted(find(asked).get(list[Incident], "/v1/incidents", job=job), clock.wall(), owner_uid, **which)
     firing = sum(map(is_wrong, found))
@@ -59,28 +52,6 @@ def incidents(asked: Asked, job: str | None, user: str | None, **which: Any) -> 
     rows = [structs.asdict(each) | {"hints": [hint.as_json() for hint in hints_of(each)]} for each in whole]
     values = {"found": found, "firing": firing, "job_id": job, "state": shown_state, "named": named}
     return Answer(rows, partial(show, "incidents", **values), bool(firing))
-
-
-def wanted(
-    incidents: Sequence[Incident],
-    now: float,
-    owner_uid: int | None = None,
-    kind: Sequence[str] = (),
-    state: Sequence[str] = (),
-    since: float | None = None,
-    limit: int | None = None,
-) -> list[Incident]:
-    """Those that are asked for, in their order; empty and None: all."""
-    found = [
-        each
-        for each in incidents
-        if (not kind or each.kind in kind)
-        and (not state or shown_state(each) in state)
-        and (owner_uid is None or owner_uid in each.owner_uids)
-        and (since is None or (each.opened_at is not None and each.opened_at >= now - since))
-    ]
-    newest = sorted(range(len(found)), key=lambda at: found[at].opened_at or 0.0)[-(limit or len(found)) :]
-    return [found[at] for at in sorted(newest)]
 
 
 def _uid(user: str | None) -> int | None:
@@ -93,24 +64,6 @@ def _uid(user: str | None) -> int | None:
     except KeyError:
         what = f"no user {user!r} on this machine; give the uid: --user 1000"
         raise click.BadParameter(what, param_hint="--user") from None
-
-
-def is_wrong(each: Incident) -> bool:
-    """Whether it fires, no other incident explains it, and it is no person's own restart: what `status` and
-    the page count."""
-    return each.state == "firing" and each.inhibited_by is None and each.kind != "operator_restart"
-
-
-def shown_state(each: Incident) -> str:
-    """Its state; `explained` if another incident that is open explains it, so that it is neither announced
-    nor acted on."""
-    return "explained" if each.inhibited_by is not None and each.state != "resolved" else each.state
-
-
-def named(culprits: Sequence[Culprit]) -> str:
-    """The first of them, and how many more there are."""
-    more = f" +{len(culprits) - 1}" if len(culprits) > 1 else ""
-    return who(culprits[0]) + more if culprits else "-"
 
 
 @command(
@@ -185,20 +138,6 @@ def print_report(found: Report, save_s: float) -> None:
     """One sentence, what was lost to what, the jobs that lost most, advice."""
     advised = intervals(found, save_s) if found.failures >= ENOUGH_FAILURES else ""
     show("report", found=found, before_h=dict(found.to_be_noticed_h), save_s=save_s, intervals=advised)
-
-
-def intervals(found: Report, save_s: float) -> str:
-    """How often to save: on each size of job, with the formula's name."""
-    from slurm_watchdog.analysis.lost_time import checkpoint_interval
-
-    between_h = found.node_hours_between_failures or 0.0
-    sizes = sorted({job.nodes for job in found.jobs})[-SHOWN_SIZES:]
-    advised = [(checkpoint_interval(between_h * HOUR_S / size, save_s), size) for size in sizes]
-    parts = []
-    for formula, same in groupby(advised, key=lambda each: each[0].formula):
-        of_sizes = (f"{duration(interval.seconds)} on {plural(size, 'node')}" for interval, size in same)
-        parts.append(f"{', '.join(of_sizes)} ({formula})")
-    return ", ".join(parts)
 
 
 @command(

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import msgspec
 
 from slurm_watchdog.base.text import plural
-from slurm_watchdog.cli.ask import named
 from slurm_watchdog.cli.options import EXIT_USAGE, JSON, KNOWLEDGE, Answer, Asked, command, configured, warn
 from slurm_watchdog.cli.terminal import show
 from slurm_watchdog.config.schema import Config
@@ -17,6 +16,7 @@ from slurm_watchdog.controller.health.views import shown
 from slurm_watchdog.parse.text_input import Unreadable, opened
 from slurm_watchdog.replay.player import Outcome, numbered_ids
 from slurm_watchdog.replay.player import replay as play
+from slurm_watchdog.report.story import named
 
 DATED_FROM = 1e8
 """A clock that says more than three years is a date (seconds since 1970); anything less counts from the

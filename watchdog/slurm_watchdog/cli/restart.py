@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import click
@@ -24,15 +22,12 @@ from slurm_watchdog.cli.terminal import clean, drawn_columns, print_lines, rende
 from slurm_watchdog.model import documents
 from slurm_watchdog.model.actions import Wish
 from slurm_watchdog.model.documents import ActionRun, Answered, Cancelled, JobRequest, SaveRequest, SelectedJob
+from slurm_watchdog.report.story import Row
 
-SAVED = ("wait_checkpoint", "done")
 LOOK_EVERY_S = 1.0
 RECONNECT_LIMIT_S = 120.0  # Wait for a controller that is itself restarted; it then continues what it has begun.
-UNSEEN_ANSWERS = 3
-"""Answers in a row without an action, after which it is not waited for: an older controller hides it."""
 ORDER = ("cannot be asked", "failed", "under way", "not needed", "done")
 SELECTORS = ("partition", "account", "node", "reservation", "user")  # Of the release before.
-ENDS = {"ok": "done", "needless": "not needed", "failed": "failed"}
 
 
 def parse_date(value: str, at: float) -> float:
@@ -116,9 +111,8 @@ def restart(
         return _ask_many(client, rows, body, asked, wait=not no_wait)
     (job_id,) = job_ids
     if how["cancel"]:
-        said = f"The restart of job {job_id} is cancelled; the job is left as it is."
         cancelled = client.post(Cancelled, "/v1/restart/cancel", body=JobRequest(job_id=job_id))
-        return Answer(cancelled, [said])
+        return Answer(cancelled, [f"The restart of job {job_id} is cancelled; the job is left as it is."])
     body_of_one = documents.RestartRequest(job_id=job_id, exclude=exclude, reason=reason or "", now=how["now"])
     accepted = _ask_one(client, asked, body_of_one)
     if not asked.json:
@@ -173,71 +167,18 @@ def named_jobs(client: Client, job_ids: Sequence[str]) -> list[SelectedJob]:
     return [running.get(each) or SelectedJob(job_id=each, why_not=gone) for each in dict.fromkeys(job_ids)]
 
 
-@dataclass
-class Row:
-    """One job, and what became of it."""
-
-    job: SelectedJob
-    state: str = "under way"
-    why: str = ""
-    incident_id: str = ""
-    action: ActionRun | None = None  # As it was seen last.
-    unseen: int = 0  # Answers in a row that did not show it.
-
-    def __post_init__(self) -> None:
-        if self.job.why_not:
-            self.state, self.why = "cannot be asked", self.job.why_not
-
-    @property
-    def has_saved(self) -> bool:
-        """A complete checkpoint has come since it was asked: it may end by itself still."""
-        return self.action is not None and any(
-            (each.operation, each.outcome) == SAVED for each in self.action.operations
-        )
-
-    @property
-    def is_followed(self) -> bool:
-        """Whether its action may still be seen to end."""
-        return self.state == "under way" and bool(self.incident_id) and self.unseen < UNSEEN_ANSWERS
-
-    def take(self, answered: Answered) -> None:
-        """What the controller says to the request."""
-        self.incident_id = answered.incident_id or ""
-        if answered.verdict != "allowed":
-            self.state, self.why = "cannot be asked", answered.reason
-
-    def follow(self, action: ActionRun | None) -> None:
-        """How far the action is; None: the controller does not show it."""
-        if action is None:
-            self.unseen += 1
-            self.why = self.why if self.is_followed else "its progress is for its owner and operators to see"
-            return
-        self.action, self.unseen = action, 0
-        if action.end is not None:
-            self.state, self.why = ENDS.get(action.end.outcome, "failed"), action.end.detail or ""
-        elif action.waiting is not None:
-            self.why = action.waiting.what
-        elif action.operations:
-            self.why = action.operations[-1].operation.replace("_", " ")
-
-
 def _ask_many(client: Client, rows: Sequence[Row], body: SaveRequest, asked: Asked, *, wait: bool) -> Answer:
     """Asks for the same of all jobs that can be asked, follows it to its end unless not to `wait`, and says what became
     of each; code 1 if it was not done to all, or no job was selected. Raises ClientError."""
     able = {row.job.job_id: row for row in rows if row.state == "under way"}
-    for some in _portions(able, documents.MAX_AT_ONCE):
-        for answered in client.post(list[Answered], "/v1/requests", body=structs.replace(body, job_ids=some)):
+    for at in range(0, len(able), documents.MAX_AT_ONCE):
+        some = structs.replace(body, job_ids=tuple(able)[at : at + documents.MAX_AT_ONCE])
+        for answered in client.post(list[Answered], "/v1/requests", body=some):
             able[answered.job_id].take(answered)
     if wait:
         follow(client, rows, asked, lambda: _news(rows))
     fine = {"done", "not needed"} | ({"under way"} if body.wish is Wish.RESTART and not wait else set())
     return _table(rows, not rows or any(row.state not in fine for row in rows))
-
-
-def _portions(them: Iterable[str], size: int) -> Iterator[tuple[str, ...]]:
-    left = iter(them)
-    while some := tuple(islice(left, size)):
-        yield some
 
 
 def follow(client: Client, rows: Sequence[Row], asked: Asked, news: Callable[[], list[str]]) -> None:
@@ -247,8 +188,8 @@ def follow(client: Client, rows: Sequence[Row], asked: Asked, news: Callable[[],
         while left := {row.incident_id: row for row in rows if row.is_followed}:
             found: dict[str, ActionRun] = {}
             try:
-                for some in _portions(left, documents.MAX_FOLLOWED):
-                    body = documents.FollowRequest(incident_ids=some)
+                for at in range(0, len(left), documents.MAX_FOLLOWED):
+                    body = documents.FollowRequest(incident_ids=tuple(left)[at : at + documents.MAX_FOLLOWED])
                     found |= client.post(dict[str, ActionRun], "/v1/requests/progress", body=body)
             except ClientError as error:
                 if error.is_final or clock.monotonic() - answered_at > RECONNECT_LIMIT_S:
@@ -279,10 +220,4 @@ def _news(rows: Sequence[Row]) -> list[str]:
 def _table(rows: Sequence[Row], code: bool) -> Answer:
     """Those first that need a decision of yours."""
     ranked = sorted(rows, key=lambda row: ORDER.index(row.state))
-    names = ("job_id", "user", "nodes", "step")
-    jobs = [
-        {name: getattr(row.job, name) for name in names}
-        | {"state": row.state, "why": row.why, "incident_id": row.incident_id}
-        for row in ranked
-    ]
-    return Answer({"jobs": jobs}, partial(show, "asked_jobs", rows=ranked), code)
+    return Answer({"jobs": [row.as_json() for row in ranked]}, partial(show, "asked_jobs", rows=ranked), code)

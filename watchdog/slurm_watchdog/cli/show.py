@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,10 @@ from slurm_watchdog.base.text import plural, to_show
 from slurm_watchdog.cli.client import Client, find, own_place, told
 from slurm_watchdog.cli.options import ASKS, JOB_ID, JOURNAL, NODE_SET, Answer, Asked, ClientError, Refusal, command
 from slurm_watchdog.cli.terminal import drawn_columns, print_lines, render
-from slurm_watchdog.knowledge.remediation_hints import Hint
-from slurm_watchdog.model.documents import ActionRun, DecisionSummary, Diagnosis, Evidence, Explanation, Incident
+from slurm_watchdog.model.documents import Diagnosis, Evidence, Explanation, Incident
 from slurm_watchdog.model.node_events import NodeHistory
 from slurm_watchdog.model.run_record import Report, RunRecord
-from slurm_watchdog.model.slurm_states import ALIVE
+from slurm_watchdog.report.story import done_words, evidence_words, facts_of, hints_of, paired, run_row, todo_words
 from slurm_watchdog.report.words import as_text
 from slurm_watchdog.slurm.accounting import NoAccounting, read_accounting
 from slurm_watchdog.slurm.commands import Commands
@@ -30,10 +28,6 @@ CELL_LINES = 3  # Of one sentence on that screen.
 NEWEST = {"rows": 3, "incidents": 4, "history": 16}  # Runs, incidents of a job and events of a node on that screen.
 LINES_OF_EVIDENCE = 40  # Lines shown of one piece of evidence; `--json` has all of it.
 MAX_INCIDENTS = 50  # Of a job, the newest; `incidents` lists all.
-MAX_FACTS = 2
-SAME_S = 120.0  # A run of accounting that began so near to one of the controller's is the same.
-RESTARTS = {"requeue": " --now", "restart_step": " --now", "graceful_restart": ""}
-"""Actions that a person can ask for, with the option of `restart`."""
 
 
 @command(
@@ -106,9 +100,8 @@ def _incident(client: Client, found: Explanation, everything: bool, bundle: str 
 
         with told():
             files = write_bundle(bundle, document, fetch)
-        said = f"{bundle}: incident {found.incident.id} in {plural(files, 'file')}."
         written = {"incident": found.incident.id, "bundle": bundle, "files": files}
-        return Answer(written, [said])
+        return Answer(written, [f"{bundle}: incident {found.incident.id} in {plural(files, 'file')}."])
     for piece in document["evidence"] if as_json else ():  # what came by its number alone: programs get one document
         if piece.get("document") is None and piece.get("number") is not None:
             piece["document"] = fetch(piece)
@@ -119,10 +112,8 @@ def _incident(client: Client, found: Explanation, everything: bool, bundle: str 
 def print_incident(found: Explanation, now: float, everything: bool = True) -> None:
     """One incident, for people; `now` in seconds since the epoch."""
     incident = found.incident
-    facts = [text for text in map(as_text, incident.evidence) if text.rstrip(".") != incident.summary.rstrip(".")]
     evidence = [(each, *_shown(each)) for each in found.evidence if each.document is not None]
-    large = [each for each in found.evidence if each.document is None]
-    values: dict[str, Any] = {"found": found, "now": now, "facts": facts, "evidence": evidence, "large": large}
+    values: dict[str, Any] = {"found": found, "now": now, "facts": facts_of(incident), "evidence": evidence}
     values |= {"hints": hints_of(incident), "why": evidence_words(found)}
     _print(everything, incident.id, "explain", done=done_words(found), todo=todo_words(found), **values)
 
@@ -138,54 +129,6 @@ def _shown(each: Evidence) -> tuple[Diagnosis | None, list[str]]:
     if not isinstance(each.document, str) and len(lines) > LINES_OF_EVIDENCE:
         return None, [f"{len(lines)} lines of JSON (processes, stacks, log lines): --json has them"]
     return None, lines
-
-
-def evidence_words(found: Explanation) -> str:
-    """On what the incident rests, in a sentence: the newest diagnosis that says more than its summary, else its
-    facts."""
-    summary = found.incident.summary
-    diagnoses = [each for each in found.evidence if each.kind == "diagnosis" and isinstance(each.document, dict)]
-    for each in sorted(diagnoses, key=lambda each: -each.at):
-        text = each.document.get("summary")
-        if isinstance(text, str) and text and text.rstrip(".") != summary.rstrip("."):
-            return text
-    facts = [each for each in map(as_text, found.incident.evidence) if each.rstrip(".") != summary.rstrip(".")]
-    more = f"; and {len(facts) - MAX_FACTS} more" if len(facts) > MAX_FACTS else ""
-    return "; ".join(facts[:MAX_FACTS]) + more
-
-
-def _last(found: Explanation) -> DecisionSummary | None:
-    """What was decided last, with what came of it where an action was begun."""
-    return next(reversed((*found.incident.decisions, *found.actions)), None)
-
-
-def done_words(found: Explanation) -> str:
-    """What was done about it, or why nothing was."""
-    last = _last(found)
-    if last is None:
-        return "nothing yet"
-    name = last.action.replace("_", " ")
-    if last.verdict == "suppressed":
-        return f"nothing: {last.by} holds the {name} back: {last.reason}"
-    if last.verdict == "observed" or not isinstance(last, ActionRun):
-        return f"nothing{'' if last.action == 'none' else f' ({name} would be next)'}: {last.reason}"
-    if last.end is not None:
-        return f"{name} {last.end.words}: {last.end.detail or last.end.outcome}"
-    at = f", at {last.operations[-1].operation.replace('_', ' ')}" if last.operations else ""
-    return f"{name} is under way{at}" + (f", and waits: {last.waiting.what}" if last.waiting else "")
-
-
-def todo_words(found: Explanation) -> str:
-    """What a person does next."""
-    incident, last = found.incident, _last(found)
-    if incident.state == "resolved":
-        return "nothing: it is resolved"
-    if found.actions and found.actions[-1].end is None and found.actions[-1].verdict == "allowed":
-        return "nothing while the action is under way; slurm-watchdog pause stops it and all others"
-    words = [hint.try_next for hint in hints_of(incident)[:1]]
-    if last is not None and last.verdict != "allowed" and last.action in RESTARTS and incident.job_id:
-        words.insert(0, f"To restart it yourself: slurm-watchdog restart{RESTARTS[last.action]} {incident.job_id}.")
-    return " ".join(words) or "look at the evidence"
 
 
 def _job(client: Client, job_id: str, everything: bool, accounting: bool) -> tuple[Answer, bool]:
@@ -218,51 +161,10 @@ def is_of_run(path: str) -> bool:
 
 def _recorded(job_id: str) -> tuple[list[RunRecord], str]:
     """The runs that accounting has, and why it is of no use."""
-
     try:
         return asyncio.run(read_accounting(Commands("", os.environ), job_id)), ""
     except NoAccounting as error:
         return [], str(error)
-
-
-def paired(known: Sequence[RunRecord], recorded: Sequence[RunRecord]) -> tuple[list[RunRecord], dict[int, RunRecord]]:
-    """The runs that only accounting has; and accounting's record of those that the controller knows, by their place in
-    `known`: the nearest beginnings first, for a job that is requeued at once begins twice within SAME_S."""
-    near = sorted(
-        (distance_s, place, number)
-        for place, run in enumerate(known)
-        for number, record in enumerate(recorded)
-        if (distance_s := abs(run.began_at - record.began_at)) <= SAME_S
-    )
-    number_of: dict[int, int] = {}
-    for _, place, number in near:
-        if place not in number_of and number not in number_of.values():
-            number_of[place] = number
-    alone = [record for number, record in enumerate(recorded) if number not in number_of.values()]
-    return alone, {place: recorded[number] for place, number in number_of.items()}
-
-
-def run_row(run: RunRecord, record: RunRecord) -> tuple[RunRecord, RunRecord, str, list[str]]:
-    """The run, the record with its end, its state at the end, and what accounting has of that. The end in `record`,
-    accounting's, counts where it has one: the controller may not have seen it."""
-    last = run if record.ended_at is None else record
-    of_job, of_steps = _exit_words(last.exit_code), _exit_words(last.steps_exit_code)
-    words = (
-        of_job,
-        f"of a step: {of_steps}" if of_steps and of_steps != of_job else "",
-        f"node {last.failed_node} failed" if last.failed_node else "",
-        f"longest wait: {last.waited_for}" if last.waited_for else "",
-    )
-    state = "restarted" if last.ended_at is not None and last.state in ALIVE else last.state
-    return run, last, state, [each for each in words if each]
-
-
-def _exit_words(exit_code: str) -> str:
-    """`exit code 1` or `signal 9`; empty where it is 0 or not known."""
-    code, _, signal = exit_code.partition(":")
-    if signal not in ("", "0"):
-        return f"signal {signal}"
-    return f"exit code {code}" if code not in ("", "0") else ""
 
 
 def _node(client: Client, node: str, everything: bool, no_incident: ClientError) -> Answer:
@@ -277,12 +179,3 @@ def of_node(found: NodeHistory, everything: bool = True) -> Answer:
     """What happened to a node, the newest first; code 1 while it is suspect."""
     shown = found.history[: None if everything else NEWEST["history"]]
     return Answer(found, partial(_print, everything, found.node, "node", found=found, history=shown), found.suspect)
-
-
-def hints_of(incident: Incident) -> tuple[Hint, ...]:
-    """What it usually is and what to try: advice, read from its kind and from the lines that it quotes."""
-    from slurm_watchdog.detect.registry import spec_of
-    from slurm_watchdog.diagnose.incident_hints import incident_hints
-
-    facts = [as_text(fact) for fact in incident.evidence]
-    return incident_hints(incident.kind, incident.summary, facts, spec_of(incident.kind).hint)

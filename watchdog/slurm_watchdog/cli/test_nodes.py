@@ -9,7 +9,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -22,19 +22,13 @@ from slurm_watchdog.cli.options import Answer, Asked, ClientError, command, warn
 from slurm_watchdog.cli.terminal import show
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.model.incidents import Truth
-from slurm_watchdog.model.node_events import TESTED_MARK, NodeEventRequest
-from slurm_watchdog.model.slurm import SlurmNode
-from slurm_watchdog.model.slurm_states import USED, is_drained, node_words, starts_jobs
-from slurm_watchdog.nodetest.conduct import Report, Terms, conduct_jobs
+from slurm_watchdog.model.node_events import TESTED_MARK
+from slurm_watchdog.nodetest.conduct import Report, Terms, choose, conduct_jobs, events
 from slurm_watchdog.nodetest.judge import NodeVerdict
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
-from slurm_watchdog.slurm.node_names import expand_nodes
 from slurm_watchdog.slurm.pyslurm_child import user_name
 from slurm_watchdog.slurm.pyslurm_client import make_client
 from slurm_watchdog.standalone.own_runs import home_directory, state_home
-
-MOST_PASSED = 200  # healthy nodes that are reported to the controller: it takes 2,000 events a day
-DRAIN_MARK = "slurm-watchdog:"  # begins the reason of every drain of ours
 
 
 @command(
@@ -91,9 +85,7 @@ def test_nodes(asked: Asked, **given: Any) -> Answer:
 
 async def _test(asked: Asked, given: Mapping[str, Any]) -> Report:
     """What came of it. SIGINT and SIGTERM cancel it, and with it its jobs."""
-    path = asked.config or (
-        options.service_paths().config if os.access(options.service_paths().config, os.R_OK) else ""
-    )
+    path = asked.config or options.readable_config()
     config = options.load_or_exit(path, with_knowledge=False) if path else Config()
     if not any(given[name] for name in ("nodes", "idle", "partition", "drained_by_us")):
         raise click.UsageError("name the nodes, or give --idle, --partition or --drained-by-us")
@@ -121,33 +113,6 @@ async def _test(asked: Asked, given: Mapping[str, Any]) -> Report:
     return replace(report, verdicts=(*report.verdicts, *not_tested))
 
 
-def choose(listed: Sequence[SlurmNode], asked: Mapping[str, Any]) -> tuple[list[SlurmNode], dict[str, str]]:
-    """The nodes that are tested, and why some of those that were named are not; idle ones of these are peers of those
-    that we have drained. Raises ValueError."""
-
-    def why_not(node: SlurmNode) -> str:
-        words, starts = node_words(node.state), starts_jobs(node.state)
-        is_idle = starts and "IDLE" in words
-        if asked["drained_by_us"]:
-            ours = is_drained(node.state) and node.reason.startswith(DRAIN_MARK) and not words & USED
-            return "" if ours or (names and is_idle) else "it is not drained by slurm-watchdog, or is in use"
-        if not starts:
-            return f"Slurm starts no job there: {node.state.lower()}{f' ({node.reason})' if node.reason else ''}"
-        return "it is not idle" if asked["idle"] and not is_idle else ""
-
-    names = [name for each in asked["nodes"] for name in expand_nodes(each)]
-    known = {node.name: node for node in listed}
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"Slurm knows no node {', '.join(unknown)}")
-    wanted = [known[name] for name in dict.fromkeys(names or known)]
-    found = {node.name: why_not(node) for node in wanted if asked["partition"] in (None, "", *node.partitions)}
-    left = {name: why for name, why in found.items() if why and names}
-    chosen = [known[name] for name, why in found.items() if not why]
-    if not chosen and not left:
-        raise ValueError("No node fits: see sinfo")
-    return chosen, left
-
-
 def _say(text: str) -> None:
     """Progress, on standard error."""
     with contextlib.suppress(OSError):  # who would read it may be what has died
@@ -159,13 +124,9 @@ def tell_controller(report: Report, asked: Asked) -> None:
     path = find_socket(Asked(config=asked.config))
     if not os.path.exists(path):
         return
-    client, run = Client(path, 10.0), f"test-nodes-{secrets.token_hex(8)}"
-    found = [(each.node, "test_failed", *part) for each in report.verdicts for part in each.by_place.items()]
-    well = [each for each in report.verdicts if each.truth is Truth.OK][:MOST_PASSED]
-    found += [(each.node, "test_passed", "", f"test-nodes: well, beside {each.peers} peers") for each in well]
+    client = Client(path)
     try:
-        for node, kind, place, what in found:
-            event = NodeEventRequest(kind=kind, id=run, place=place, what=what)
+        for node, event in events(report):
             client.post(dict, "/v1/nodes/{}/events", node, body=event)
     except ClientError as error:
         warn(f"The controller does not remember all of it: {error.what}")

@@ -15,10 +15,10 @@ import secrets
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -29,8 +29,9 @@ from slurm_watchdog.base.process_setup import die_with_parent
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.config.schema import Config, NodeTests
 from slurm_watchdog.model.incidents import Truth
+from slurm_watchdog.model.node_events import OUR_DRAIN, NodeEventRequest
 from slurm_watchdog.model.slurm import SlurmNode
-from slurm_watchdog.model.slurm_states import is_drained
+from slurm_watchdog.model.slurm_states import USED, is_drained, node_words, starts_jobs
 from slurm_watchdog.nodetest.judge import (
     LEAST_PEERS,
     MAX_LINE,
@@ -49,6 +50,7 @@ from slurm_watchdog.nodetest.judge import (
 )
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 from slurm_watchdog.slurm.commands import Commands, first_line
+from slurm_watchdog.slurm.node_names import expand_nodes
 
 T = TypeVar("T")
 
@@ -85,6 +87,7 @@ MOST_BYTES, MOST_TESTS = 16 << 20, 20  # of the file's end, 20,000 tests; of a n
 LIMIT_S, CLEANUP_S = 3600.0, 120.0
 """Of a test of drained nodes, and its end in which they are drained again. Six nodes and their links take 2 min where
 nothing hangs (docs/test-nodes.md); a job that hangs costs its own limit, minutes, and a second look the same again."""
+MOST_PASSED = 200  # healthy nodes that are reported to the controller: it takes 2,000 events a day
 Say = Callable[[str], None]
 
 
@@ -101,6 +104,33 @@ class Terms(Struct):
     reservation: str = ""
     cluster: str = ""
     place: Path | None = None  # where figures are kept, to compare later ones with
+
+
+def choose(listed: Sequence[SlurmNode], asked: Mapping[str, Any]) -> tuple[list[SlurmNode], dict[str, str]]:
+    """The nodes that are tested, and why some of those that were named are not; idle ones of these are peers of those
+    that we have drained. Raises ValueError."""
+
+    def why_not(node: SlurmNode) -> str:
+        words, starts = node_words(node.state), starts_jobs(node.state)
+        is_idle = starts and "IDLE" in words
+        if asked["drained_by_us"]:
+            ours = is_drained(node.state) and node.reason.startswith(OUR_DRAIN) and not words & USED
+            return "" if ours or (names and is_idle) else "it is not drained by slurm-watchdog, or is in use"
+        if not starts:
+            return f"Slurm starts no job there: {node.state.lower()}{f' ({node.reason})' if node.reason else ''}"
+        return "it is not idle" if asked["idle"] and not is_idle else ""
+
+    names = [name for each in asked["nodes"] for name in expand_nodes(each)]
+    known = {node.name: node for node in listed}
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"Slurm knows no node {', '.join(unknown)}")
+    wanted = [known[name] for name in dict.fromkeys(names or known)]
+    found = {node.name: why_not(node) for node in wanted if asked["partition"] in (None, "", *node.partitions)}
+    left = {name: why for name, why in found.items() if why and names}
+    chosen = [known[name] for name, why in found.items() if not why]
+    if not chosen and not left:
+        raise ValueError("No node fits: see sinfo")
+    return chosen, left
 
 
 class NodeJob(NamedTuple):
@@ -378,3 +408,12 @@ async def put_back(client: SlurmClient, name: str, reasons: Mapping[str, str], s
         await client.delete_reservation(name)
     except (SlurmUnavailable, SlurmRefused) as error:
         say(f"{', '.join(reasons)}: reservation {name} keeps jobs away, for the drain could not be put back: {error}")
+
+
+def events(report: Report) -> Iterator[tuple[str, NodeEventRequest]]:
+    """What the controller remembers of it, with the node."""
+    event = NodeEventRequest(kind="test_failed", what="", id=f"test-nodes-{secrets.token_hex(8)}")
+    for each in report.verdicts:
+        yield from ((each.node, replace(event, place=place, what=what)) for place, what in each.by_place.items())
+    for each in [each for each in report.verdicts if each.truth is Truth.OK][:MOST_PASSED]:
+        yield each.node, replace(event, kind="test_passed", what=f"test-nodes: well, beside {each.peers} peers")

@@ -22,7 +22,7 @@ from slurm_watchdog.cli.group_stacks import read_stacks
 from slurm_watchdog.cli.options import Answer, Asked, ClientError, command, configured
 from slurm_watchdog.cli.scan_log import read_kernel_logs, read_logs
 from slurm_watchdog.cli.terminal import sentence, show
-from slurm_watchdog.diagnose.logs.digest import Collector
+from slurm_watchdog.diagnose.logs.report import digest_of
 from slurm_watchdog.diagnose.logs.tracebacks import find_errors
 from slurm_watchdog.model.documents import DiagnosisProgress, JobRequest
 from slurm_watchdog.parse.given_files import files_in, is_archive, is_flight_record, is_log_name, read_records
@@ -99,7 +99,6 @@ def _collect(client: Client, job_id: str, *, quiet: bool) -> DiagnosisProgress:
 
 def _diagnose_files(given: Sequence[str], asked: Asked) -> Answer:
     """Each file by what reads it."""
-
     config = configured(asked.config)
     if "-" in given:  # it is read twice
         copy = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
@@ -151,9 +150,7 @@ def sort_of(path: str) -> str:
     text = text_of(data)
     if is_kernel_log(text.splitlines()):
         return KERNEL
-    collector = Collector(markdown=True)
-    collector.add(text.encode(errors="replace"), 1)
-    digest = collector.digest()
+    digest = digest_of([(text.encode(errors="replace"), 1, None)], (), markdown=True)
     is_log = digest.facts or find_errors(digest.lines, digest.segments)
     return STACKS if is_archive(data) or (not is_log and parse_stacks(text)) else LOGS
 

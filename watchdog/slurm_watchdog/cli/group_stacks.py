@@ -10,9 +10,9 @@ from slurm_watchdog.cli.options import EXIT_USAGE, JSON, KNOWLEDGE, Answer, Aske
 from slurm_watchdog.cli.terminal import show
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.diagnose.stacks.case import Options, parse_topology
-from slurm_watchdog.diagnose.stacks.report import document_of, dumps_of, hints_of
+from slurm_watchdog.diagnose.stacks.ranks import dumps_of
 from slurm_watchdog.diagnose.stacks.sentences import culprit_words
-from slurm_watchdog.diagnose.stacks.verdict import diagnose_dumps
+from slurm_watchdog.diagnose.stacks.verdict import diagnose_dumps, document_of, hints_of
 from slurm_watchdog.parse.given_files import read_texts
 from slurm_watchdog.slurm.node_names import expand_nodes
 

@@ -34,7 +34,6 @@ def replay(asked: Asked, traces: tuple[str, ...]) -> Answer:
     Example:
       slurm-watchdog replay /var/tmp/today.jsonl     written by: slurm-watchdog controller --record /var/tmp/today.jsonl
     """
-
     config = configured(asked.config) or Config()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
     new_id = numbered_ids()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from slurm_watchdog.cli import options
@@ -13,12 +14,11 @@ from slurm_watchdog.diagnose.logs.report import Settings, digest_of, judge_jobs
 from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.parse import given_files
 from slurm_watchdog.parse.kernel_log import is_kernel_log
-from slurm_watchdog.parse.text_input import Block
+from slurm_watchdog.parse.text_input import read_file
 from slurm_watchdog.parse.timestamps import parse_time
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
-    from slurm_watchdog.diagnose.logs.digest import Digest
 
 
 @command(
@@ -78,26 +78,19 @@ def read_logs(files: Sequence[str], config: Config | None, at: str | None = None
 
         own = compile_patterns(config.jobs.progress_patterns)
         settings = Settings(config.detectors.of(CollectiveHang), own)
-
-    def read(path: str) -> tuple[Digest | None, bool]:
-        def take(blocks: Iterator[Block]) -> Digest:
-            text = given_files.only_text(path, blocks)
-            return digest_of(text, settings.own, markdown=given_files.may_be_markdown(path))
-
-        problems: list[str] = []
-        found = given_files.read_file(path, take, problems)
-        for problem in problems:
+    read = {}
+    for path in dict.fromkeys(files):
+        take = partial(digest_of, own=settings.own, markdown=given_files.may_be_markdown(path))
+        read[path] = read_file(path, take, only_text=True)
+        if problem := read[path][1]:
             warn(problem)
-        return found
-
-    all_read = {path: read(path) for path in dict.fromkeys(files)}
-    digests = {path: digest for path, (digest, _) in all_read.items() if digest is not None}
+    digests = {path: digest for path, (digest, _) in read.items() if digest is not None}
     judged = judge_jobs(digests, settings, at, given_files.written_at)
     for path, digest in digests.items():
         if is_kernel_log(line.raw for line in digest.lines):
             warn(f"{path} looks like a kernel log; for what the kernel says: slurm-watchdog scan-log --kernel {path}")
     found = any(each.verdict for each in judged)
-    blind = len(digests) < len(all_read) or (not found and not all(whole for _, whole in all_read.values()))
+    blind = len(digests) < len(read) or (not found and any(problem for _, problem in read.values()))
     unread = not found and any(each.unread is not None for each in judged)
     rows = [each.rows() for each in judged]
 
@@ -113,8 +106,8 @@ def read_kernel_logs(paths: Sequence[str]) -> Answer:
     """What the kernel reported in each file."""
     from slurm_watchdog.diagnose.kernel_log.report import document_of, judge_blocks, rows_of, summary_of
 
-    problems: list[str] = []
-    read = [(path, *given_files.read_file(path, judge_blocks, problems)) for path in paths]
+    read = [(path, *read_file(path, judge_blocks)) for path in paths]
+    problems = [problem for *_, problem in read if problem]
     for problem in problems:
         warn(problem)
     found = [(path, verdict) for path, verdict, _ in read if verdict is not None]
@@ -122,11 +115,9 @@ def read_kernel_logs(paths: Sequence[str]) -> Answer:
     def show_all() -> None:
         for path, verdict in found:
             name = "standard input" if path == "-" else path
-            rows, dropped = rows_of(verdict), verdict.dropped
-            show("kernel_log", name=name, summary=summary_of(verdict), rows=rows, dropped=dropped)
+            show("kernel_log", name=name, summary=summary_of(verdict), rows=rows_of(verdict), dropped=verdict.dropped)
 
     lines = [document_of(path, each) for path, verdict in found for each in verdict.lines]
     something = any(line["role"] != "news" for line in lines)
-    unread, whole = len(found) < len(read), all(whole for *_, whole in read)
-    code = options.EXIT_USAGE if unread or (not whole and not something) else something
-    return Answer({"lines": lines}, show_all, code)
+    unread = len(found) < len(read) or (problems and not something)
+    return Answer({"lines": lines}, show_all, options.EXIT_USAGE if unread else something)

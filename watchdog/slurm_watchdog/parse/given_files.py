@@ -5,22 +5,20 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from slurm_watchdog.base.late_regex import late_regex
-from slurm_watchdog.parse.text_input import Block, Unreadable, is_text, read_blocks, read_start, text_of
+from slurm_watchdog.parse.text_input import Unreadable, read_start, text_of
 
 if TYPE_CHECKING:
     from slurm_watchdog.model.collective_records import CollectiveRecord
-
-T = TypeVar("T")
 
 MAX_FILES = 20_000
 MAX_DEPTH = 6
@@ -66,28 +64,6 @@ def is_log_name(path: str) -> bool:
     return LOG_NAME.search(os.path.basename(path)) is not None
 
 
-def read_file(path: str, take: Callable[[Iterator[Block]], T], problems: list[str]) -> tuple[T | None, bool]:
-    """(what `take` makes of a file, whether it was read to its end); None if it cannot be read."""
-    damage: list[str] = []
-    try:
-        found = take(read_blocks(path, lambda: damage.append(path)))
-    except Unreadable as error:
-        problems.append(str(error))
-        return None, False
-    if damage:
-        problems.append(f"{path}: the archive is cut short or damaged; what could be unpacked was read")
-    return found, not damage
-
-
-def only_text(path: str, blocks: Iterator[Block]) -> Iterator[Block]:
-    """The blocks of a file. Raises Unreadable for what is no text."""
-    for block in blocks:
-        if block.first_line == 1 and not is_text(block.data):
-            what = "is not text (a program, an image?): give the file that the job writes its output to"
-            raise Unreadable(f"{path} {what}")
-        yield block
-
-
 def may_be_markdown(path: str) -> bool:
     """Whether a log may be pasted into it: a document, or what is small enough to be one."""
     if path == "-" or path.endswith(MARKDOWN):
@@ -104,17 +80,9 @@ def written_at(path: str) -> float | None:
     return local.replace(tzinfo=timezone.utc).timestamp()
 
 
-class StackTexts(NamedTuple):
-    """Files with stacks: their texts by name, what could not be read, and how many hold no stacks, but what a rank
-    recorded of its collectives."""
-
-    texts: dict[str, str]
-    unreadable: list[str]
-    recorded: int
-
-
-def read_texts(paths: Sequence[str]) -> StackTexts:
-    """The texts of files, in directories of them, in archives, or on standard input (`-`)."""
+def read_texts(paths: Sequence[str]) -> tuple[dict[str, str], list[str], int]:
+    """The texts of files by name (in directories, in archives, or standard input, `-`), what could not be read, and how
+    many hold no text, but what a rank recorded of its collectives."""
     texts: dict[str, str] = {}
     unreadable: list[str] = []
     recorded = total = 0
@@ -133,7 +101,7 @@ def read_texts(paths: Sequence[str]) -> StackTexts:
                 recorded += 1
             else:
                 texts[part if part not in texts else f"{path}/{part}"] = text_of(content)
-    return StackTexts(texts, unreadable, recorded)
+    return texts, unreadable, recorded
 
 
 def _parts(name: str, data: bytes) -> Iterator[tuple[str, bytes]]:
@@ -183,7 +151,6 @@ def read_records(paths: Sequence[str], problems: list[str]) -> list[CollectiveRe
     if any(each.made_at is None for each in records.values()):  # a copy: the others have its date, too
         records = {rank: replace(each, made_at=None) for rank, each in records.items()}
         problems.append("the dates of the files are older than what is in them, and were not used")
-    if written and max(written) - min(written) > APART_S:
-        apart_s = max(written) - min(written)
+    if written and (apart_s := max(written) - min(written)) > APART_S:
         problems.append(f"the dumps were written over {apart_s:.0f} s: ranks may have moved meanwhile")
     return list(records.values())

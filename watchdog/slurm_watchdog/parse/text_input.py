@@ -16,9 +16,11 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from importlib import import_module
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 
 from slurm_watchdog.base.late_regex import late_regex
+
+T = TypeVar("T")
 
 BLOCK_BYTES = 4 * 1024**2
 LONGEST_LINE = 16 * 1024**2  # A line without an end is cut here, so that a file of one line cannot fill the memory.
@@ -58,20 +60,28 @@ class Block(NamedTuple):
     """Of each line of `data` its line in the file, where redraws made more lines of one."""
 
 
-def is_text(data: bytes) -> bool:
-    """Whether a text begins so, in any encoding. Zeros say nothing: a log cut while written begins with a hole."""
-    head = data[:_LOOKED_AT].replace(b"\0", b"")
-    return len(head) - len(head.translate(None, _CONTROLS)) <= _MOST_CONTROLS * len(head)
+def read_file(path: str, take: Callable[[Iterator[Block]], T], *, only_text: bool = False) -> tuple[T | None, str]:
+    """(what `take` makes of a file's blocks, what is wrong with the file); `-` is standard input. None if it cannot be
+    read, or is no text and has to be; a packed file that is cut short or damaged gives what could be unpacked."""
+    damage: list[str] = []
+    what = f"{path}: the archive is cut short or damaged; what could be unpacked was read"
+    try:
+        with opened(path) as file:
+            blocks = _blocks(file, lambda: damage.append(what))
+            return take(_text_alone(path, blocks) if only_text else blocks), "".join(damage[:1])
+    except Unreadable as error:
+        return None, str(error)
 
 
-def read_blocks(path: str, on_damage: Callable[[], None] = lambda: None) -> Iterator[Block]:
-    """The file's blocks, in order; `-` is standard input.
-
-    Raises Unreadable. A packed file that is cut short or damaged gives what could be unpacked, and
-    `on_damage` is called.
-    """
-    with opened(path) as file:
-        yield from _blocks(file, on_damage)
+def _text_alone(path: str, blocks: Iterator[Block]) -> Iterator[Block]:
+    """The blocks. Raises Unreadable if no text begins so, in any encoding. Zeros say nothing: a log cut while written
+    begins with a hole."""
+    for block in blocks:
+        head = block.data[:_LOOKED_AT].replace(b"\0", b"") if block.first_line == 1 else b""
+        if len(head) - len(head.translate(None, _CONTROLS)) > _MOST_CONTROLS * len(head):
+            what = "is not text (a program, an image?): give the file that the job writes its output to"
+            raise Unreadable(f"{path} {what}")
+        yield block
 
 
 def read_start(path: str, most: int) -> bytes:

@@ -60,14 +60,14 @@ class KernelVerdict(msgspec.Struct, frozen=True):
     """What a file says. `dropped` lines with a fact were too many to be kept."""
 
     lines: tuple[JudgedLine, ...]
-    messages: int
+    messages: int = 0  # Lines of the file; 0 if the kernel speaks in none of them.
     dropped: int = 0
 
 
 def judge_file(messages: Iterable[Message]) -> KernelVerdict:
     """Cause and consequence among the messages of one file, which may be of many nodes."""
     remote: set[tuple[str | None, str]] = set()
-    entries, uuids, counted, dropped = _collect(messages, remote)
+    entries, uuids, dropped = _collect(messages, remote)
     for own in _by_node(entries):
         ordered = _in_time(own)
         _mark_ends(ordered)
@@ -75,7 +75,7 @@ def judge_file(messages: Iterable[Message]) -> KernelVerdict:
     remote |= _remote_disks(entries)
     for entry in entries:
         _judge_line(entry, uuids, remote)
-    return KernelVerdict(tuple(entries), counted, dropped)
+    return KernelVerdict(tuple(entries), dropped=dropped)
 
 
 def class_of(fact: KernelFact) -> str:
@@ -175,13 +175,12 @@ def _text(line: bytes) -> str:
 
 def _collect(
     messages: Iterable[Message], remote: set[tuple[str | None, str]]
-) -> tuple[list[JudgedLine], dict[tuple[str | None, str], str], int, int]:
+) -> tuple[list[JudgedLine], dict[tuple[str | None, str], str], int]:
     entries: list[JudgedLine] = []
     uuids: dict[tuple[str | None, str], str] = {}
     tracing: dict[str | None, tuple[JudgedLine, int]] = {}
-    counted = dropped = 0
+    dropped = 0
     for message in messages:
-        counted += 1
         fact = message.fact
         if fact is None:
             if match := _ELSEWHERE.match(message.text[:200]):
@@ -199,7 +198,7 @@ def _collect(
         entries.append(entry)
         if fact.name in STUCK:
             tracing[message.node] = (entry, TRACE_LINES)
-    return entries, uuids, counted, dropped
+    return entries, uuids, dropped
 
 
 _TRACE = tuple((name, late_regex(pattern)) for name, pattern in TRACE_WORDS)

@@ -116,10 +116,6 @@ class RunReport:
         return hints_for(self.verdict.name, self.verdict.text) if self.verdict is not None else ()
 
     @property
-    def _is_well(self) -> bool:
-        return self.verdict is None and self.unread is None
-
-    @property
     def _is_blind(self) -> bool:
         """Whether nothing in them shows progress."""
         return not any(source.progress.finished or source.progress.lines for source in self.sources)
@@ -164,7 +160,8 @@ class RunReport:
 
     def what_to_try(self) -> str:
         """What makes a run readable in which nothing is wrong, as far as can be read; empty for any other."""
-        return what_to_do(self.sources[0].progress.framework) if self._is_well and self._is_blind else ""
+        is_well = self.verdict is None and self.unread is None
+        return what_to_do(self.sources[0].progress.framework) if is_well and self._is_blind else ""
 
     def _all_errors(self) -> list[tuple[str, dict[str, Any]]]:
         return [(source.path, error) for source in self.sources for error in self._errors(source)]

@@ -1,15 +1,18 @@
-"""Which dumped processes are ranks, which rank each is, and which dumps are of the same process at another time."""
+"""Dumps in texts: which processes are ranks, which rank each is, which dumps are of one process at another time."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 
 from msgspec.structs import replace
 
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.text import plural
 from slurm_watchdog.diagnose.stacks.places import frame_key, is_native, main_thread, normal_file, place_of
 from slurm_watchdog.knowledge.stack_frames import NO_RANK_COMMANDS, NO_RANKS, Place
 from slurm_watchdog.model.evidence import ProcessStack
@@ -17,7 +20,11 @@ from slurm_watchdog.model.observations import Role
 from slurm_watchdog.parse.stacks import headers as head
 from slurm_watchdog.parse.stacks.frame_lines import begins_program
 from slurm_watchdog.parse.stacks.headers import Dump, DumpHeader
+from slurm_watchdog.parse.stacks.py_spy_json import why_broken
+from slurm_watchdog.parse.stacks.text import parse_stacks
 
+MAX_DUMPS = 200_000
+MAX_WORDS = 65_536  # Characters of a file without stacks in which its first words are looked for.
 MAX_TID = 2**23  # Numbers of threads are below (PID_MAX_LIMIT is 2**22), addresses above.
 CONTAINER_PID = 500
 """In containers ranks of different nodes often have the same small pids; without a host their files tell them apart."""
@@ -48,6 +55,45 @@ class RankAssignment(Struct):
 
 
 Key = tuple[str, int, int, str]
+
+
+def dumps_of(texts: Mapping[str, str], nodes_of: Callable[[str], Sequence[str]]) -> tuple[list[Dump], list[str]]:
+    """The dumps in the texts of files, by name, whatever their order; what is broken, and was read in part, or not.
+    `nodes_of` a set of nodes gives their names, or raises ValueError."""
+    dumps: list[Dump] = []
+    spoilt: list[str] = []
+    parsed = {name: parse_stacks(texts[name], name) for name in sorted(texts)}
+    headers = {name: head.header_of_file(name) for name in parsed}
+    whose = {name: (each.host, each.rank, each.label, each.local_rank) for name, each in headers.items()}
+    told = {whose[name] for name, found in parsed.items() if found}
+    for name, found in parsed.items():
+        broken = "" if found and texts[name].rstrip().endswith(("]", "}")) else why_broken(texts[name])
+        if broken:
+            was_read = f"; of what is whole in it {plural(len(found), 'dump was', 'dumps were')} read"
+            spoilt.append(f"{name}: {broken}{was_read if found else ''}")
+        if found:
+            dumps += found
+        elif len(texts) > 1 and whose[name] not in told and whose[name][:3] != ("", None, None):
+            # A rank that could not be dumped. Beside a rank's stacks there may be other files of it: they are no ranks.
+            dumps.append(Dump(source=name, error=broken or _first_words(texts[name])))
+    return list(islice((each for dump in dumps for each in _of_each_node(dump, nodes_of)), MAX_DUMPS)), spoilt
+
+
+def _first_words(text: str) -> str:
+    """Those of a file without stacks, which may say why."""
+    words = next((line.strip() for line in text[:MAX_WORDS].splitlines() if line.strip()), "")
+    plain = words.isprintable() and "\ufffd" not in words
+    return words[:200] if words and plain else "its file holds no stack" if text else "its file is empty"
+
+
+def _of_each_node(dump: Dump, nodes_of: Callable[[str], Sequence[str]]) -> Iterator[Dump]:
+    """A dump that several nodes wrote alike (`gpu[01-02]`, as `clush -b` and `dshbak -c` print it) is one of each."""
+    nodes: Sequence[str] = (dump.header.host,)
+    if "[" in dump.header.host or "," in dump.header.host:
+        with suppress(ValueError):
+            nodes = nodes_of(dump.header.host)
+    for node in nodes:
+        yield replace(dump, header=replace(dump.header, host=node)) if len(nodes) > 1 else dump
 
 
 def assign_ranks(dumps: Sequence[Dump], world: int | None = None) -> RankAssignment:

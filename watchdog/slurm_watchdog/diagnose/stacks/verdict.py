@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -32,6 +33,7 @@ from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, RankPlace, lo
 from slurm_watchdog.diagnose.stacks.ranks import RankAssignment, assign_ranks
 from slurm_watchdog.diagnose.stacks.sentences import todo
 from slurm_watchdog.diagnose.stacks.waiting import ENDLESS, LONG, UNHURRIED, collective_of, odd_one, suspects
+from slurm_watchdog.knowledge.remediation_hints import Hint, hints_for
 from slurm_watchdog.knowledge.stack_frames import CLASSES, MOMENTARY, Place
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.parse.stacks.headers import Dump
@@ -39,6 +41,7 @@ from slurm_watchdog.parse.stacks.headers import Dump
 MAX_CULPRITS = 3
 """So many ranks may stand in a place that does not end by itself for one snapshot to prove a hang; if they
 share a node, any number that is a minority."""
+GROUPS_READ = 40  # For hints.
 
 _ROOTED = late_regex(r"_?(broadcast|bcast|scatter|gather|reduce)(_object(_list)?|_data|_coalesced)?$", re.IGNORECASE)
 
@@ -331,3 +334,42 @@ def _count_others(found: RankAssignment) -> tuple[tuple[str, int], ...]:
     for what, _ in found.others:
         counts[what] = counts.get(what, 0) + 1
     return tuple(sorted(counts.items()))
+
+
+def document_of(verdict: StackVerdict) -> dict[str, Any]:
+    """In the shape of `group-stacks --json`."""
+
+    def person(each: Culprit, *more: str) -> dict[str, Any]:
+        return {"rank": each.rank, "host": each.node, "pid": each.pid, **{key: getattr(each, key) for key in more}}
+
+    groups = [
+        {
+            "frames": group.frames,
+            "ranks": [m.rank for m in group.members if m.rank is not None],
+            "hosts": sorted({m.node for m in group.members if m.node}),
+            "count": len(group.members),
+            "place": str(group.place),
+            "class": CLASSES[group.place],
+            "members": [person(each) for each in group.members],
+            "threads": dict(group.threads),
+        }
+        for group in verdict.groups
+    ]
+    people = ("culprits", "odd", "undumped", "gone")
+    return {
+        **{key: getattr(verdict, key) for key in ("ranks", "dumped", "missing", "is_hang", "summary", "todo")},
+        **{key: [person(each, "reason") for each in getattr(verdict, key)] for key in people},
+        "class": verdict.cls,
+        "groups": groups,
+        "others": dict(verdict.others),
+        "hints": [hint.as_json() for hint in hints_of(verdict)],
+    }
+
+
+def hints_of(verdict: StackVerdict) -> tuple[Hint, ...]:
+    """What this usually is and what to try next, from the knowledge of the house. May be wrong for the case:
+    it is said so."""
+    if not verdict.is_hang:
+        return ()
+    text = "\n".join([verdict.summary, *(frame for group in verdict.groups[:GROUPS_READ] for frame in group.frames)])
+    return hints_for(verdict.cls, text)

@@ -246,6 +246,5 @@ def test_the_table_of_the_page_has_a_row_for_each_case_and_names_those_that_miss
         lines[0]
         == "2026-11-23, commit 4711abcd, `make accuracy` (2 min): 2 runs of 2 cases, not as they should be: 06 y; 1,500 healthy job-hours, 0 false incidents (2026-11-23, 4711abcd)."
     )
-    assert "| 05 x | 1 | 8 s / 8 s |" in lines
-    assert "| 06 y | 1; found 0 %, right culprit - | - / - |" in lines
+    assert lines[2].endswith(": 05 x 8 / 8; 06 y - / -; found 0 %, right culprit -.")
     assert lines[-1].endswith("for 1,500 hours; false: none.")

@@ -89,7 +89,8 @@ def _case(ways: list[Mapping[str, Any]]) -> str:
     false = sum(row["false"] for row in ways)
     missed = "" if found == right == 100 else f"; found {_percent(found)}, right culprit {_percent(right)}"
     other = f"; {false} other incidents" if false else ""
-    return f"{_name(first)} {first['p50_s']:.0f} / {first['p99_s']:.0f}{missed}{other}"
+    seconds = " / ".join("-" if first[each] is None else f"{first[each]:.0f}" for each in ("p50_s", "p99_s"))
+    return f"{_name(first)} {seconds}{missed}{other}"
 
 
 def sources(results: Mapping[str, Any]) -> str:

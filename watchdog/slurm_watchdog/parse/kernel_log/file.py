@@ -5,7 +5,6 @@ Pure. It gives the kernel's own words line by line, with the node and the time t
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -229,6 +228,8 @@ def kernel_text_of(line: str) -> KernelText | None:
 
 
 def _unescaped(text: str) -> str:
+    import json  # agents, which read no files, do without it
+
     try:
         return str(json.loads(f'"{text}"'))
     except ValueError:
@@ -237,6 +238,8 @@ def _unescaped(text: str) -> str:
 
 def _from_json(text: str) -> KernelText | None:
     """A record of `journalctl -o json`, or of a collector that writes one record a line."""
+    import json
+
     try:
         record = json.loads(text.rstrip(","))
     except (ValueError, RecursionError):

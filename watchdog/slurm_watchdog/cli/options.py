@@ -117,7 +117,8 @@ def _date(text: str) -> float:
 
 _PARSED = {"J": _job, "JOB": _job, "TIME": _seconds, "NODE": _nodes, "KIND": _kind, "DATE": _date}
 TYPES: dict[str, click.ParamType[Any]] = {name: Value(name, parse) for name, parse in _PARSED.items()}
-TYPES |= dict.fromkeys(("F", "FILE", "PATH", "TRACE", "F.tar.zst", "SCRIPT", "FILE|DIR"), click.Path(allow_dash=True))
+TYPES |= dict.fromkeys(("F", "FILE", "TRACE", "F.tar.zst", "SCRIPT", "FILE|DIR"), click.Path(allow_dash=True))
+TYPES["PATH"] = click.Path(readable=False, allow_dash=True)  # A socket may be one that only its owner may read.
 TYPES["DIR"] = click.Path(file_okay=False)
 """What a value is, by what it is called."""
 

@@ -47,7 +47,7 @@ class Controller:
         self.socket = f"{watchdog.socket}{number or ''}"
         self.file = watchdog.config_file.with_name(f"config-{number}.yaml")
         config = json.loads(watchdog.config_file.read_text())
-        config["controller"] |= {
+        config["expert"]["controller"] |= {
             "listen": f"{watchdog.cluster.controller_address}:{PORT + number}",
             "socket": self.socket,
             "state_directory": f"{watchdog.directory}/state-{number}",

@@ -4,7 +4,7 @@ A rank waits for each member of the communicator that has not entered the collec
 and waits for no one itself, keeps the others waiting; so does one alone in another collective, or with another size,
 than all the rest. A rank without a record is never named, and neither is anybody where half of the ranks would be.
 
-Whom others only send to, or receive from, may have done its part: sending and receiving has no number that two ranks
+A rank that others only send to or receive from may have done its part: these have no number that two ranks
 share. It is named only if it is what everyone who waits waits for in the end, and all of these have a record.
 """
 
@@ -261,7 +261,7 @@ def _of_one_moment(one: CollectiveRecord, other: CollectiveRecord) -> bool:
 
 
 def _awaited_peers(record: CollectiveRecord, of_rank: Mapping[int, CollectiveRecord]) -> Iterable[int]:
-    """Whom this rank sends to or receives from, for long enough; also ranks without a record."""
+    """The ranks that this rank sends to or receives from, for long enough; also ranks without a record."""
     since_of = dict(zip(record.peers, record.peers_since, strict=False))
     for peer in record.peers:
         if _waited(since_of.get(peer), record, *([of_rank[peer]] if peer in of_rank else [])):

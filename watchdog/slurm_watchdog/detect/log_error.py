@@ -70,7 +70,7 @@ def _counts(run: PastRun) -> bool:
 
 
 def _told(run: PastRun) -> PastRun:
-    """A run that was started again, and that run has ended, too: the end of that one is told."""
+    """A run that was started again, and that run has ended, too: the end of that one is reported."""
     return replace(run, started_again="", errors=()) if run.started_again else run
 
 

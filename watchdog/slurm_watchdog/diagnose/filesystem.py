@@ -97,8 +97,8 @@ def _scope(blocked: set[str], answers: _Answers) -> Scope:
     affected = (blocked - answers.answering) | answers.unanswering
     others = answers.unanswering - blocked
     reaching = (answers.answering | answers.strangers) - affected
-    nobody = bool(blocked & answers.unanswering and others) and not reaching
-    if affected and (nobody or len(blocked) >= 2 or len(others) >= 2):
+    unreached = bool(blocked & answers.unanswering and others) and not reaching
+    if affected and (unreached or len(blocked) >= 2 or len(others) >= 2):
         return Scope.OUTAGE  # also where one of them answers a probe: a part of the storage, and no node's fault
     if blocked and blocked <= answers.answering:
         return Scope.ONE_FILE

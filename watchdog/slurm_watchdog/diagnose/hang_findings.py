@@ -227,7 +227,7 @@ OF_DATA = frozenset(
     {"io_error", "stale_file_handle", "read_only", "disk_full", "quota", "too_many_files", "process_limit",
      "shared_memory", "bus_error", "dataloader_worker", "oom_kill", "host_oom"}
 )  # fmt: skip
-"""Rows of log_signatures: what keeps data from a rank, whoever reports it."""
+"""Rows of log_signatures: what keeps data from a rank, whichever rank reports it."""
 NO_CAUSE = frozenset({"network", "terminated", "interrupted"})
 """A server that does not answer is tried again; a process that was ended was ended by someone."""
 INSIDE = (Place.QUEUE, Place.DATALOADER, Place.LOCK, Place.SLEEP, Place.SUBPROCESS, Place.TEARDOWN)

@@ -311,7 +311,7 @@ class Journal:
         self._database.change(sa.update(PAUSES).where(PAUSES.c.resumed_at.is_(None)).values(ended))
 
     def paused(self) -> tuple[str, str, float] | None:
-        """(reason, by whom, since when) while paused, else None."""
+        """(reason, user, since when) while paused, else None."""
         query = sa.select(PAUSES).where(PAUSES.c.resumed_at.is_(None)).order_by(PAUSES.c.id)
         row = next(iter(self._database.rows(query)), None)
         return None if row is None else (row.reason, row.paused_by, row.paused_at)

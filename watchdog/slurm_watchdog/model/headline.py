@@ -96,7 +96,7 @@ def _clauses(summary: str) -> list[tuple[str, str]]:
 
 
 def _names(text: str, who: Sequence[Culprit]) -> bool:
-    """Whether `text` names rank and node of whoever is named first, as far as they are known."""
+    """Whether `text` names rank and node of the first culprit, as far as they are known."""
     words = [rf"rank {each.rank}" for each in who if each.rank is not None]
     words += [re.escape(one_line(each.node, NODE_LIMIT)) for each in who if each.node]
     return all(re.search(rf"(?<![\w.-]){each}(?![\w-])", text, re.IGNORECASE) for each in words)

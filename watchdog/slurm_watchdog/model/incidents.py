@@ -88,7 +88,9 @@ class GpuProcess(ProcessOnGpu):
     node: str
     user: str
     gpu_uuids: tuple[str, ...] = ()
-    in_job_group: bool = False  # It is in that job's control group: it belongs to that job, whoever else runs here.
+    in_job_group: bool = (
+        False  # It is in that job's control group: it belongs to that job, also where other jobs run here.
+    )
 
 
 class StackRequest(Struct, tag="stacks"):

@@ -16,7 +16,7 @@ from slurm_watchdog.model.collective_records import Call, CollectiveRecord, Comm
 from slurm_watchdog.parse.flight_recorder_format import MAX_NAME, Dump, Entry, Group, Status, read_dump
 
 # Dumps from which finished entries are left out (`onlyActive=True`, as Megatron and NVRx ask for them). A gap in their
-# numbers hides what has finished, and nothing else (FlightRecorder.hpp, `getCollectiveTrace`): whoever is in no entry
+# numbers hides what has finished, and nothing else (FlightRecorder.hpp, `getCollectiveTrace`): a rank in no entry
 # has finished what it entered. How far that was, the status of each group says.
 UNUSED = Status()
 

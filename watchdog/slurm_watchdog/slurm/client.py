@@ -149,7 +149,7 @@ class SlurmClient(Protocol):
         """
 
     async def read_node(self, node: str) -> SlurmNode | None:
-        """One node with the reason of its state, when that was given and by whom; None if none has that name."""
+        """One node with the reason of its state, when and by which user that was given; None if none has that name."""
 
     async def read_reservations(self) -> tuple[Reservation, ...]:
         """Every reservation that can be read."""

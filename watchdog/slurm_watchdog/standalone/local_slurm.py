@@ -38,7 +38,7 @@ ONE_RANK = {"SLURM_WATCHDOG_RANK": "0", "SLURM_WATCHDOG_LOCAL_RANK": "0", "SLURM
 
 
 class LocalLauncher(Launcher):
-    """Its lines go to files, and it is told of a kill switch of its own at each start."""
+    """Its lines go to files, and its environment names a kill switch of its own at each start."""
 
     def __init__(
         self, command: Sequence[str], allocation: Allocation, environ: Mapping[str, str], *, output: Path,

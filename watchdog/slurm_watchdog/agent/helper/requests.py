@@ -145,7 +145,7 @@ class Dispatch:
     is_here: bool  # Whether the worker's user had a process on this node, within the hour, when it was started.
     report: Report  # Hears of each refusal.
     prefixes: tuple[str, ...] = ()  # Directories of root's choice for kill switches, besides KILL_SWITCH_BASE.
-    own: int | None = None  # The one user, an agent's own, whom the worker stays.
+    own: int | None = None  # The one user, an agent's own, that the worker stays.
 
     def check(self, name: str, args: Any, uid: int) -> Any:
         """The request as a value of its type, if it may be done as `uid` (-1: as the helper itself). Raises
@@ -164,7 +164,7 @@ class Dispatch:
             value = msgspec.convert(args, task.request)
         except msgspec.ValidationError as error:
             raise RefusedError(f"{name}: {error}") from error
-        about = getattr(value, "uid", None)  # whom the request names
+        about = getattr(value, "uid", None)  # the user that the request names
         if about is not None:
             if task.as_owner and not stays and about != uid:
                 raise RefusedError(f"files of uid {about} are not looked for as uid {uid}")

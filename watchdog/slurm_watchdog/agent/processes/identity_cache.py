@@ -104,7 +104,7 @@ class Identities(msgspec.Struct):
         return found
 
     def problems(self) -> list[str]:
-        """Users with more processes than can be asked about at once, and those on whom a child has hung."""
+        """Users with more processes than can be asked about at once, and those for whose processes a child has hung."""
         waiting = self.waiting if self.waiting.total() > MAX_AT_ONCE else Counter[int]()
         found = [
             f"{count} new processes of {self._user(uid)} {wait}: {at_once} are in a tick, in turn by user"

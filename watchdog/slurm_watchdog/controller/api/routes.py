@@ -1,4 +1,4 @@
-"""Every request that people and programs may make, in one table: to whom it is open, what it has, what is answered.
+"""Every request that people and programs may make, in one table: who may make it, what it has, what is answered.
 
 The local socket answers all of them, the users' port those that are open to users, the page those that it shows, and
 two of its own. docs/openapi.json is made of the table.

@@ -1,4 +1,4 @@
-"""Where the time of jobs went: the report of a journal, for whom and for which jobs it is asked."""
+"""Where the time of jobs went: the report of a journal, by user and job."""
 
 from __future__ import annotations
 

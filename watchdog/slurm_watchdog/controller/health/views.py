@@ -32,7 +32,7 @@ SHOWN_OPEN = 20
 SHOWN_STEP_TIMES = 24
 SHOWN_TODO = 20
 HEAD = ("id", "kind", "state", "severity", "job_ids", "opened_at", "inhibited_by")
-"""What anybody may see of an incident: no word of a user's."""
+"""What anybody may see of an incident: no text that a user wrote."""
 TIMES = ("fired_at", "resolved_at", "detected_after_s")
 DETAILS_FOR = "the owner of its jobs, root and those named in security.operators"
 BUSY_RATIO = 0.05

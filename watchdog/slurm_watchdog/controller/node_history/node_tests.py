@@ -1,6 +1,6 @@
 """Tests of nodes in quarantine that the controller starts by itself, once no job runs there. One at a time.
 
-The record of a test of drained nodes is the reservation in which it runs: Slurm has it, whoever dies. A controller that
+The record of a test of drained nodes is the reservation in which it runs: Slurm keeps it. A controller that
 finds one, its own of before or that of a person's `test-nodes`, waits until that test must be over, and then puts back
 what it has lifted: jobs are cancelled, the nodes drained again, the reservation deleted. So no two tests of one node
 are ever under way.

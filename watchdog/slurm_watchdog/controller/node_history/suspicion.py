@@ -310,7 +310,7 @@ def _past_event(each: Counted, node: str, now: float, sees: bool) -> PastEvent:
 
 
 def _place(of: NodeSuspicion | NodeEvent, sees: bool) -> str:
-    """A mount is a path, which a user may have named: no word of it comes from a user, unless he who asks `sees`."""
+    """A mount is a path, which a user may have named: no text of a user is in it, unless the caller `sees`."""
     return MOUNT_PLACE.rstrip(":") if of.place.startswith(MOUNT_PLACE) and not sees else of.place
 
 

@@ -1,7 +1,7 @@
 """Who may see what: the evidence of an incident belongs to the owner of its jobs, to root and to named operators. Pure.
 
 Everybody who may use the socket, or open the page, is given the sentence of `public_sentence`: which kind, which job,
-where. Lines of logs, frames, paths, variables and sentences made of them are for those of whom `may_see` says so.
+where. Lines of logs, frames, paths, variables and sentences made of them are for those for which `may_see` is true.
 """
 
 from __future__ import annotations

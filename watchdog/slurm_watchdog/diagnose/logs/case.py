@@ -186,7 +186,7 @@ def was_survived(error: FoundError, case: LogCase) -> bool:
 
 
 def _is_told(error: FoundError, source: Source) -> bool:
-    """Whether a sentence names it (a summary): no exception, no word of Slurm or the kernel, and nothing died of it."""
+    """Whether a sentence names it (a summary): no exception, no line of Slurm or the kernel, and nothing died of it."""
     if error.traceback or _SAID_BY_ITSELF.match(error.text):
         return False
     return not any(each.line > error.line and not is_root(each) for each in source.errors)

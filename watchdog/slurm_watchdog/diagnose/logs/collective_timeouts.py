@@ -78,7 +78,7 @@ def suspects_of(
     world: int | None,
     more: frozenset[int] = frozenset(),
 ) -> Suspects | None:
-    """Whom a cascade points at. `rank_of` has for the place of each error the rank that said it, or None;
+    """The rank that a cascade points at. `rank_of` has for the place of each error the rank that said it, or None;
     `known`: ranks seen anywhere in the log; `world`: how many there are, if the log says so; `more`: ranks
     that said so as well, in lines that were not kept."""
     suspects = _named_by_library(errors, world)

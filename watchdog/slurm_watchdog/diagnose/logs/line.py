@@ -133,7 +133,7 @@ _JSON_LEVEL = late_regex(r'"(?:level|levelname|severity)"\s*:\s*"(?P<level>[A-Za
 
 
 class Who(Struct, kw_only=False):
-    """Whom a line's beginning names. Two lines of the same `Who` were most often written by the same process."""
+    """The rank or process that a line's beginning names. Two lines of one `Who` are mostly of one process."""
 
     rank: int | None = None
     local: int | None = None

@@ -19,7 +19,7 @@ from slurm_watchdog.parse.timestamps import on_scale_of
 if TYPE_CHECKING:
     from slurm_watchdog.analysis.progress_limit import Limit
 
-# A run that logs nothing but signs of life until its time limit ends it: it hangs, whoever ended it.
+# A run that logs nothing but signs of life until its time limit ends it: it hangs, whatever ended it.
 REPEATS = 10
 LONGER = 3  # Times the longest stretch of such lines that came before a step.
 _ALIVE = late_regex(

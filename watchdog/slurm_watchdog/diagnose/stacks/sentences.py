@@ -143,7 +143,7 @@ _DEBUGGER_FILES = late_regex(r"\b(pdb|bdb|cmd|ipdb|IPython|debugpy|pydev\w*)\b")
 
 
 def who_does(case: StackCase, named: Sequence[RankPlace], *, lower: bool = False) -> str:
-    """Whom the sentence is about, what he does, and who waits meanwhile."""
+    """The rank that the sentence is about, what it does, and which ranks wait meanwhile."""
     culprits = [culprit_of(each, case.cast) for each in by_rank(named)]
     who = _they_do(by_rank(named), culprits)
     who = who if lower else who[:1].upper() + who[1:]

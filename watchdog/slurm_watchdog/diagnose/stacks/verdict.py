@@ -121,8 +121,8 @@ def _nothing_dumped(case: StackCase) -> Ruling:
     if not many and case.gone:
         return False, "undumpable", (), f"All {len(case.gone)} processes had ended: no rank is identified."
     if not many:
-        whom = ", ".join(sorted({what for what, _ in case.cast.others}))
-        return False, "undumpable", (), f"No process of a rank is among the dumps ({whom}): no rank is identified."
+        kinds = ", ".join(sorted({what for what, _ in case.cast.others}))
+        return False, "undumpable", (), f"No process of a rank is among the dumps ({kinds}): no rank is identified."
     reasons = sorted({each.reason for each in case.undumped})
     said = f"None of {many} processes could be dumped ({'; '.join(reasons[:2])}): no rank is identified."
     return False, "undumpable", (), said

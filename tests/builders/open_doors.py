@@ -24,7 +24,7 @@ from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.health.cluster import health
 from slurm_watchdog.controller.health.job import HealthInputs
 from slurm_watchdog.controller.incidents.judge import OpenIncidents
-from slurm_watchdog.controller.policy.access import STRANGER, Operators, Person
+from slurm_watchdog.controller.policy.access import Operators, Person
 from slurm_watchdog.controller.state.evidence_collection import Collected
 from slurm_watchdog.diagnose.job import Diagnosis
 from slurm_watchdog.journal.journal import Journal
@@ -48,7 +48,7 @@ PEOPLE = {
     "the owner": Person(OWNER, frozenset({GROUP})),
     "a stranger in the socket's group": Person(STRANGE, frozenset({GROUP})),
     "a stranger": Person(STRANGE + 1, frozenset({100})),
-    "nobody knows who": STRANGER,
+    "nobody knows who": Person(),
 }
 OPERATORS = Operators(frozenset({0, os.geteuid(), OPERATOR}), frozenset({OPERATORS_GROUP}))
 NO_NODES: Mapping[str, str] = {}

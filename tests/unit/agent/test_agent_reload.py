@@ -218,10 +218,10 @@ def test_all_that_an_agent_knew_comes_back_as_it_was_odd_names_included(
 
 def test_what_is_no_handover_is_a_start_like_any_other(caplog: pytest.LogCaptureFixture) -> None:
     fd = os.memfd_create("x", 0)
-    os.write(fd, b'{"children": 7}')
+    os.write(fd, b'{"children": 7, "commands": ["c1"], "jobs": {"watch": []}}')
     os.lseek(fd, 0, os.SEEK_SET)
-    assert read_handover(fd) == Handover()
-    assert "starts without that" in caplog.text
+    assert read_handover(fd) == Handover(commands=("c1",)), "no command is done twice for what else has another form"
+    assert caplog.text.count("starts without that") == 2
 
 
 def test_reports_that_wait_go_over_in_full_and_within_the_bounds_of_the_new_spool() -> None:

@@ -146,6 +146,13 @@ def cascade(count: int) -> list[bytes]:
     ]
 
 
+def test_a_shape_that_is_known_is_parsed_also_where_the_memory_of_shapes_is_full() -> None:
+    memory, error = ShapeMemory(), b"cudaoutofmemory"
+    for piece in range(40):
+        others = {f"quiet{chr(97 + piece % 26)}{chr(97 + piece // 26)}{chr(97 + n)}".encode() for n in range(26)}
+        assert error in memory.loud_of(others | {error}), piece
+
+
 def test_of_a_cascade_a_bounded_part_is_parsed_and_the_rest_counted() -> None:
     lines = cascade(100_000)
     lines[60_000] = b"OSError: [Errno 28] No space left on device"

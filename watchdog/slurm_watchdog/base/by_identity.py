@@ -14,8 +14,7 @@ class ByIdentity(Generic[V, R]):
     """Results of a pure function of a large immutable value, kept until the value is freed.
 
     An `lru_cache` would hash the whole value at each call, and keep it alive after its job is gone. `V` is a type
-    that can
-    be weakly referenced: a Struct with `weakref=True`.
+    that can be weakly referenced: a Struct with `weakref=True`.
     """
 
     def __init__(self, function: Callable[[V], R]) -> None:

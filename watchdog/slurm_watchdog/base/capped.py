@@ -31,6 +31,7 @@ CAPS: Final[dict[str, str]] = {
     "mounts": "mounts of a node with what it answered about them",
     "filesystems": "filesystems that processes wait for",
     "error_ranks": "ranks that logged an error",
+    "log_starts": "log files of the run before",
     "probes": "filesystems that nodes are asked about at the same time",
     "evidence": "evidence beyond the share of its job's owner",
     "timeline": "lines in the timeline of one incident",

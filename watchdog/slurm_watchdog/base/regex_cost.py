@@ -37,7 +37,7 @@ MIN_LITERALS = 3  # So many plain characters have to follow a repeat of nearly a
 MAX_OVERLAPS = 2  # Repeats that may take characters from one another: each tries as many ways as a line is long.
 WIDE_CHARS = 80  # So many of the hundred printable characters.
 _PRINTABLE = frozenset(string.printable)
-_EVERY = "".join(map(chr, range(0x3000)))  # The alphabets of programs, and their signs.
+_ALPHABETS = frozenset(map(chr, range(0x3000)))  # Of programs, and their signs; beyond it what a class names.
 _ATOMIC_GROUP, _POSSESSIVE_REPEAT = NEWER
 _parser: Any = parser
 _compiler: Any = compiler
@@ -142,4 +142,12 @@ def _chars(code: Any, value: Any) -> Chars:
     if code not in (op.NOT_LITERAL, op.ANY, op.IN):
         return NO_CHARS
     one = _compiler.compile(_parser.SubPattern(_parser.State(), [(code, value)]))
-    return frozenset(one.findall(_EVERY))
+    ends = (
+        {chr(end) for kind, of in value if kind in (op.LITERAL, op.RANGE) for end in _ends(of)} if code is op.IN else ()
+    )
+    return frozenset(one.findall("".join(_ALPHABETS.union(ends))))
+
+
+def _ends(of: Any) -> tuple[int, ...]:
+    """Characters that stand in a class: one, or the first and last of a range."""
+    return of if isinstance(of, tuple) else (of,)

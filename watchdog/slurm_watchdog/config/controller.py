@@ -48,7 +48,7 @@ class Controller(Section, frozen=True):
     evidence_keep: Span = 2592000.0
     """Stacks, sockets and last lines are kept this long; incidents and decisions stay."""
     evidence_per_day: Bytes = 2 * 1024**3
-    """At most this much evidence is kept of one day; what is more is judged and not kept."""
+    """So much evidence is kept of a day on average, at most twice of one; what is more is judged and not kept."""
 
     def problems(self) -> Iterator[str]:
         if self.journal_url and "://" not in self.journal_url:

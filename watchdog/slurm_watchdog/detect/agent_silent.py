@@ -30,13 +30,13 @@ def detect(view: ClusterView) -> list[Finding]:
     if not nodes:
         return []
     states, jobs, share = {node.name: node for node in view.slurm_nodes}, jobs_by_node(view), share_silent(view)
-    together = _just_fell_silent(view, nodes, silent)
+    together, excused = _just_fell_silent(view, nodes, silent), frozenset(view.excused_nodes)
     findings = []
     for node in nodes:
         finding, slurm, age_s = SPEC.about(f"node:{node.name}"), states.get(node.name), view.now - node.reported_at
         if node.name not in silent:
-            excused = node.name in view.excused_nodes
-            findings.append(finding if excused else finding.ok(f"the agent of {node.name} reports"))
+            is_excused = node.name in excused
+            findings.append(finding if is_excused else finding.ok(f"the agent of {node.name} reports"))
             continue
         state = "" if slurm is None else slurm.state
         finding = replace(finding, duration_s=age_s)

@@ -337,9 +337,7 @@ def _few(values: Sequence[object]) -> str:
     return shown if len(values) <= 6 else f"{shown}, …"
 
 
-STILL_SHARE = (
-    0.5  # Of the patience with a start: dumps begin after half of it (analysis.progress_limit.STEPLESS_AFTER).
-)
+STILL_SHARE = 0.5  # Of the patience with a start: dumps begin after half (analysis.progress_limit.STEPLESS_AFTER).
 
 
 def not_joining(job: JobView, finding: Finding, patience_s: float) -> Finding | None:

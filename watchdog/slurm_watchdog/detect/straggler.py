@@ -30,7 +30,7 @@ from slurm_watchdog.model.past_runs import RankKey, WaitBlock, WaitDump
 
 DUMPS = 12
 """Dumps that are asked for while a straggler is suspected. At 17 to 28 ms of a process's node each
-(controller/evidence/early_budget.py, whose budget of an hour bounds them, too)."""
+(controller/evidence/requests.py, whose budget of an hour bounds them, too)."""
 APART_S = 20.0  # Between two of them: other steps, and mostly another moment of a step.
 SUREST = 0.9999  # More is not claimed: the model is not that exact.
 LAG_S = 60.0  # How long a rank has run is read once a minute: so long a block may still be of before.

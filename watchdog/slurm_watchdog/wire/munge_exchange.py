@@ -89,7 +89,8 @@ class MungeExchanges:
                 is_connected = True
                 sock.settimeout(self._deadline_s)
                 end = clock.monotonic() + self._deadline_s
-                return ask_once(sock, method, f"{host}:{port}", target, body, headers, MAX_BYTES, end)
+                named = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+                return ask_once(sock, method, named, target, body, headers, MAX_BYTES, end)
         except OSError as error:
             what = f"The controller on {host}:{port} cannot be asked: {str(error) or type(error).__name__}."
             todo = "Is controller.user_listen set there, and the port open?"

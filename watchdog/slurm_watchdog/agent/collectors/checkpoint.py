@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec, Family, job_label
 from slurm_watchdog.agent.logs.job_logs import JobLogs
+from slurm_watchdog.agent.processes.identity_cache import MAX_DIRECTORIES
 from slurm_watchdog.agent.workers.answer_types import (
     CheckpointMemory,
     ScannedPlace,
@@ -34,7 +35,6 @@ from slurm_watchdog.base.structs import only
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, Role
 from slurm_watchdog.model.report import CheckpointSection, ProcessSection, Report
 
-MAX_DIRECTORIES = 8  # Of one job.
 MAX_TRACKERS = 4
 MAX_CLOCKS = 4
 CLOCK_S = 30.0  # Files that are named for progress are looked at this often at least.

@@ -77,13 +77,11 @@ def parse_file_limit(limits: bytes | None) -> int | None:
 
 
 KEY = "shared-memory"
-SHARED_EVERY_S = (
-    120.0  # Between two looks at those that jobs have for themselves: a child takes 2 ms, 0.002 % of a core.
-)
+SHARED_EVERY_S = 120.0  # Between two looks at those that jobs have for themselves: a child takes 2 ms.
 MAX_STEPS = 64  # Of a node that are looked at.
 OLD_S = 3 * SHARED_EVERY_S  # What was read so long ago is not reported any more.
 
-Place = tuple[str, str | None]  # Job and step.
+Place = tuple[str, str | None, int, int]  # Job, step, and of the rank that is asked about pid and start_ticks.
 
 
 @dataclass
@@ -98,16 +96,17 @@ class SharedMemories:
 
     def collect(self, processes: Iterable[Process], now: float, deadline_s: float) -> tuple[Usage, ...]:
         """A row for each step that has one; requests what is due, and takes the answer in a later call. Never waits."""
-        first: dict[Place, int] = {}  # the rank with the smallest pid
+        of_step: dict[tuple[str, str | None], Process] = {}  # the rank with the smallest pid
         for each in sorted(processes, key=lambda each: each.pid):
-            if each.role is Role.RANK and each.state not in ("Z", "X") and len(first) < MAX_STEPS:
-                first.setdefault((each.job_id, each.step_id), each.pid)
+            if each.role is Role.RANK and each.state not in ("Z", "X") and len(of_step) < MAX_STEPS:
+                of_step.setdefault((each.job_id, each.step_id), each)
+        first: dict[Place, int] = {(*step, each.pid, each.start_ticks): each.pid for step, each in of_step.items()}
         self._found = {place: found for place, found in self._found.items() if place in first}
         if first and not self._asking and (now >= self._due or first.keys() - self._found.keys()):
             self._ask(first, now, deadline_s)
         return tuple(
             Usage(resource=Resource.SHARED_MEMORY, used=found[1], limit=found[2], job_id=job, step_id=step)
-            for (job, step), found in self._found.items()
+            for (job, step, _, _), found in self._found.items()
             if found is not None and now - found[0] <= OLD_S
         )
 

@@ -166,8 +166,9 @@ class Dispatch:
             raise RefusedError(f"{name}: {error}") from error
         about = getattr(value, "uid", None)  # the user that the request names
         if about is not None:
-            if task.as_owner and not stays and about != uid:
-                raise RefusedError(f"files of uid {about} are not looked for as uid {uid}")
+            wanted = self.own if stays else uid
+            if task.as_owner and about != wanted:
+                raise RefusedError(f"files of uid {about} are not looked for as uid {wanted}")
             check_user(about)
         if isinstance(value, KillSwitch) and (problem := problem_of_path(value.path, self.prefixes)) is not None:
             raise RefusedError(problem)

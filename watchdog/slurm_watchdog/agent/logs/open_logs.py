@@ -57,8 +57,9 @@ class OpenLogs:
         living = {(p.pid, p.start_ticks): p for p in processes if p.state not in ("Z", "X")}
         self._next = {key: due for key, due in self._next.items() if key in living}
         new = sorted(living.keys() - self._next.keys(), key=lambda key: (living[key].role is not Role.RANK, key))
-        again = sorted((due, key) for key, (due, _) in self._next.items() if now >= due)
-        keys = [*new[:MAX_LISTED], *(key for _, key in again[:LISTED_IN_TURN])]
+        due = [key for key, (due, _) in self._next.items() if now >= due]
+        due.sort(key=lambda key: (living[key].role is not Role.RANK, self._next[key], key))
+        keys = [*new[:MAX_LISTED], *due[:LISTED_IN_TURN]]
         if self._listing or not keys:
             return []
         question = ListOpenLogs(

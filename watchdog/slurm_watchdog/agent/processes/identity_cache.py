@@ -35,9 +35,9 @@ IDENTIFY, IDENTIFY_SUSPECTS, IDENTIFY_DISTRUSTED = "identify", "identify:in D", 
 MAX_SET_ASIDE_OF_USER = 3  # Of these for the processes of one user.
 MAX_DISTRUSTED = 64
 MAX_AT_ONCE = 256
+MAX_DIRECTORIES = 8  # For checkpoints, of one job.
 MAX_IDENTIFICATIONS = 20  # Programs may rename themselves; after so many new names it is no longer news.
 MAX_SET_ASIDE = 6  # Children that hang on one process each; then nothing new is asked about a process in D.
-MAX_DIRECTORIES = 8
 
 ThreadKey = tuple[int, int, int]  # (pid, start of the process, thread).
 Question = tuple[int, int | None]  # (pid, start of the process unless that is not known).

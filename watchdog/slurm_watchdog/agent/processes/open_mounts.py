@@ -103,10 +103,12 @@ def open_paths(pid: int) -> dict[str, None]:
 def points_of(paths: Iterable[str], table: tuple[Mount, ...], own: tuple[Mount, ...]) -> list[str]:
     """Mount points in `own` of the filesystems that `paths` lie on, as `table`, that of the process, has them. A
     container mounts a directory of a filesystem elsewhere: there its source and type say which one of `own` it is."""
-    sources = _by_source(own)
+    sources, by_point = _by_source(own), {each.point: each for each in table}
     found: dict[str, None] = {}
     for directory in {os.path.dirname(path) for path in paths}:
-        mount = mount_of(directory, table)
+        while directory not in by_point and len(directory) > 1:  # A user's table may have thousands of rows.
+            directory = os.path.dirname(directory)
+        mount = by_point.get(directory)
         if mount is None or mount.fs_type in NOT_PROBED or mount.owner is not None:
             continue
         point = mount.point if mount in own else sources.get((mount.fs_type, mount.device))

@@ -27,7 +27,12 @@ from slurm_watchdog.agent.proc.system_call import (
 from slurm_watchdog.agent.proc.table import ProcessTable
 from slurm_watchdog.agent.processes.delegated_proc import DelegatedFiles
 from slurm_watchdog.agent.processes.identify import mount_target
-from slurm_watchdog.agent.processes.identity_cache import MAX_IDENTIFICATIONS, Identities, UnidentifiedProcess
+from slurm_watchdog.agent.processes.identity_cache import (
+    MAX_DIRECTORIES,
+    MAX_IDENTIFICATIONS,
+    Identities,
+    UnidentifiedProcess,
+)
 from slurm_watchdog.agent.processes.report_rows import ORDER
 from slurm_watchdog.agent.workers.become_user import CAP_SYS_PTRACE, capabilities
 from slurm_watchdog.agent.workers.pool import WorkerPool
@@ -189,7 +194,7 @@ class ProcessReader:
     def checkpoint_directories_of(self, job_id: str) -> tuple[str, ...]:
         """Those that command lines of the job's ranks name, each once."""
         named = (path for entry in self._speakers_of(job_id, ranks=True) for path in entry.known.checkpoint_directories)
-        return tuple(dict.fromkeys(named))
+        return tuple(dict.fromkeys(named))[:MAX_DIRECTORIES]
 
     def working_directory_of(self, job_id: str) -> str | None:
         """Where the job's lowest rank on this node was started; None while that is not known."""

@@ -12,6 +12,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -52,13 +53,21 @@ def write_handover(handover: Handover) -> int:
 
 
 def read_handover(fd: int) -> Handover:
-    """What `write_handover` put there, empty if it is none; closes `fd`."""
+    """What `write_handover` put there; closes `fd`. A part that another release wrote differently is left out."""
+    parts: dict[str, Any] = {}
     try:
         with open(fd, "rb") as file:
-            return msgspec.convert(decode(file.read()), Handover, str_keys=True)
+            given = msgspec.convert(decode(file.read()), dict[str, Any])
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         log.warning("what the agent before this one knew cannot be read (%s): it starts without that", error)
         return Handover()
+    for part in msgspec.structs.fields(Handover):
+        try:
+            if part.name in given:
+                parts[part.name] = msgspec.convert(given[part.name], part.type, str_keys=True)
+        except msgspec.ValidationError as error:
+            log.warning("%s of the agent before this one cannot be read (%s): it starts without that", part.name, error)
+    return Handover(**parts)
 
 
 log = logging.getLogger(__name__)

@@ -113,7 +113,7 @@ class Listeners(Struct):
 class Footprint(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What shows that a candidate was written to: how many files, their bytes, and when the newest was changed."""
 
-    files: int  # completeness.WAS_COMPLETE: it was complete, so no one counted.
+    files: int  # files.WAS_COMPLETE: it was complete, so no one counted.
     size_bytes: int
     newest_ns: int
     since: float = 0.0  # Monotonic clock: since when it has been like that, as far as scans have shown.

@@ -28,18 +28,18 @@ from slurm_watchdog.wire.rate_limits import TokenBuckets
 EARLY_DUMPS_AN_HOUR = 24
 """Of one run. A dump stops no rank (py-spy --nonblocking) and costs 17 to 28 ms of CPU a process (17 ms for 41 threads
 of 20 to 40 frames), of a rank and at most four of its workers: 0.15 s. 24 of these are 3.6 s in an hour, 0.1 % of the
-one core that a rank has at least. A training that breathes so unevenly that this is used up is judged by its limit
-alone until there is one more."""
+one core that a rank has at least; after a rest there may be twice as many in one hour. A training that breathes so
+unevenly that this is used up is judged by its limit alone until there is one more."""
 REMEMBERED = 1024  # Runs, and questions: beyond so many those that may be asked again anyway are forgotten.
 
 
 def early_budget() -> TokenBuckets:
     """Of the dumps of each run that are taken because its step is late by its own measure."""
-    return TokenBuckets(EARLY_DUMPS_AN_HOUR, EARLY_DUMPS_AN_HOUR / 3600.0, most_names=REMEMBERED)
+    return TokenBuckets(EARLY_DUMPS_AN_HOUR, EARLY_DUMPS_AN_HOUR / 3600.0)
 
 
 class FairSlots:
-    """`places` at once, at most `most_of_one` of them one user's. Users who wait take turns. One event loop owns it."""
+    """`places` at once, at most `most_of_one` of them one user's, first come, first served. One event loop owns it."""
 
     def __init__(self, places: int, most_of_one: int):
         self._places = asyncio.Semaphore(places)

@@ -225,10 +225,10 @@ def node_map(view: ClusterView, incidents: Iterable[Incident]) -> tuple[MapNode,
     return tuple(row(name) for name in sorted({*said, *slurm, *silent, *reporting}, key=_by_number))
 
 
-def _by_number(name: str) -> tuple[str, int]:
+def _by_number(name: str) -> tuple[str, int, str]:
     """node9 before node10."""
     stem = name.rstrip("0123456789")
-    return stem, int(name[len(stem) :] or -1)
+    return stem, int(name[len(stem) :] or -1), name
 
 
 def _cell(gpu: Gpu, named: Set[str]) -> str:

@@ -27,9 +27,6 @@ class Person:
     name: str = ""  # Of the user, where it is known already: to look it up may hang.
 
 
-STRANGER = Person()
-
-
 @dataclass(frozen=True)
 class Operators:
     """Who may see everything."""

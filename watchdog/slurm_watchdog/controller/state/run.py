@@ -321,12 +321,16 @@ def _log_starts(before: Run) -> dict[str, int]:
     """How far each file has been read by whichever node has read most of it: the files that Slurm names
     first, then each node's in turn."""
     named, found = {before.job.stdout, before.job.stderr}, dict[str, int]()
-    turns = (enumerate(mine.items()) for mine in before.log_offsets.values())
+    turns, others = (enumerate(mine.items()) for mine in before.log_offsets.values()), 0
     for _, _, path, offset in sorted(
         (path not in named, turn, path, at) for mine in turns for turn, (path, at) in mine
     ):
         if path in found or len(found) < LOG_STARTS:
             found[path] = max(offset, found.get(path, 0))
+        else:
+            others += 1
+    if others:
+        before.left_out.note("log_starts", before.name, others)
     return found
 
 

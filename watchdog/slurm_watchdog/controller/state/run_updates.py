@@ -39,6 +39,7 @@ from slurm_watchdog.model.slurm import SlurmJob
 
 KEPT_GONE_S = 3600.0  # A rank or worker that is gone is remembered this long, so that its death is reported.
 GONE_OF_ROLE = 256  # … of one node so many ranks, and so many workers. The oldest are forgotten first.
+GONE_OF_RUN, GONE_AT_LEAST = 65_536, 16  # … of a whole run, in equal shares of its nodes, which are at least 16.
 MAX_PATH = 4096  # Characters of a file's name that is remembered; linux/limits.h.
 MAX_LAST_WORDS = 30
 
@@ -96,8 +97,9 @@ def note_absent(run: Run, node: str, seen: set[ProcessKey], made_at: float) -> N
         run.processes[key] = (process, seen_at, gone_since)
         run.lost_at = max(run.lost_at, gone_since) if process.role is Role.RANK else run.lost_at
         gone.setdefault(process.role, []).append((gone_since, key))
+    most = max(GONE_AT_LEAST, min(GONE_OF_ROLE, GONE_OF_RUN // max(1, len(run.job.nodes))))
     for some in gone.values():
-        for _, key in sorted(some)[:-GONE_OF_ROLE]:
+        for _, key in sorted(some)[:-most]:
             run.forget(key)
             run.left_out.note("gone_ranks", run.name)
 

@@ -6,6 +6,7 @@ Pure. It gives the kernel's own words line by line, with the node and the time t
 from __future__ import annotations
 
 import re
+from datetime import datetime, timezone
 from typing import Any
 
 import msgspec
@@ -14,7 +15,6 @@ from msgspec.structs import replace
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.parse.kernel_log import KERNELS_OWN
 from slurm_watchdog.parse.kernel_log.line import KernelFact, is_interesting, parse_message
-from slurm_watchdog.parse.timestamps import stamp_of
 
 MAX_TEXT = 4096
 """Characters that are looked at; a record of the kernel has at most 2048 bytes of text (PRINTK_MESSAGE_MAX)."""
@@ -276,17 +276,47 @@ def _text(value: Any) -> str:
 
 # ---------------------------------------------------------------------------------------- times
 
-_WITHOUT_SECONDS = late_regex(r"([A-Z][a-z]{2}) ?(\d\d? \d\d:\d\d)$")  # dmesg's short form, `Sep19 02:29`.
+_MONTHS = "janfebmaraprmayjunjulaugsepoctnovdec"
+_ISO = late_regex(r"(?:1 )?(?:[A-Z][a-z]{2} )?(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(.*)")
+_ZONE = late_regex(r"\s*([+-])(\d\d):?(\d\d)")
+_MONTH_DAY = late_regex(
+    r"(?:[^\W\d_]{1,5}\.? )?([A-Za-z]{3}) ?([ \d]?\d) (?:(\d{4}) )?(\d\d):(\d\d)(?::(\d\d))?(\.\d+)?(?: (\d{4}))?"
+)
+_YEAR_OF_A_DATE_WITHOUT = 2000  # A leap year, so that 29 February is a day of it.
 
 
 def parse_time(stamp: str | None) -> float | None:
     """Seconds: as they stand, or of a date (in the zone it names, else as if it were UTC); None for anything else."""
-    text = (stamp or "+").strip().partition("<")[0].strip()
+    if not stamp:
+        return None
+    text = stamp.strip().partition("<")[0].strip()
     if text.startswith("+"):
         return None  # time since the line before
     try:
-        # The journal counts microseconds.
-        return int(text[:16]) / 1e6 if text.isdigit() and len(text) >= 16 else float(text)
+        if text.isdigit() and len(text) >= 16:
+            return int(text[:16]) / 1e6  # the journal counts microseconds
+        return float(text)
     except ValueError:
-        found = stamp_of(_WITHOUT_SECONDS.sub(r"\1 \2:00", text))
-        return None if found is None else found.seconds
+        pass
+    try:
+        return _parse_date(text)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _parse_date(text: str) -> float | None:
+    if match := _ISO.match(text):
+        year, month, day, hour, minute, second = (int(each) for each in match.groups()[:6])
+        seconds = datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc).timestamp()
+        if zone := _ZONE.match(match[8]):
+            offset_s = int(zone[2]) * 3600 + int(zone[3]) * 60
+            seconds += -offset_s if zone[1] == "+" else offset_s
+        return seconds + float(f"0.{match[7] or 0}")
+    if match := _MONTH_DAY.match(text):
+        month = _MONTHS.find(match[1].lower()) // 3 + 1
+        year = int(match[3] or match[8] or _YEAR_OF_A_DATE_WITHOUT)
+        seconds = datetime(
+            year, month, int(match[2]), int(match[4]), int(match[5]), int(match[6] or 0), tzinfo=timezone.utc
+        ).timestamp()
+        return seconds + float(match[7] or 0)
+    return None

@@ -77,11 +77,12 @@ class ShapeMemory(msgspec.Struct):
         """The shapes that hold a needle."""
         new = shapes.difference(self.known)
         loud = with_needle(new, needles_in_force().cover) if new else new
+        loud = loud | {shape for shape in shapes - new if self.known[shape]}
         if len(new) <= FEW_SHAPES:
             if len(self.known) >= MAX_SHAPES:
                 self.known.clear()
             self.known |= {shape: shape in loud for shape in new if len(shape) <= MAX_SHAPE_BYTES}
-        return {shape for shape in shapes if self.known.get(shape, shape in loud)}
+        return loud
 
     def sated(self, shape: bytes) -> bool:
         """Whether of further lines only the last of one piece in SAMPLE_PIECES counts: the others are not looked at."""
@@ -225,7 +226,7 @@ def _parse_alike(
     facts: list[tuple[int, str, LogFact]] = []
     tells, parsed = shape in seen.telling, 0
     for at in chosen:
-        if not tells and before + parsed >= BARREN and at != chosen[-1]:
+        if seen.evenly == 1 and not tells and before + parsed >= BARREN and at != chosen[-1]:
             continue
         parsed += 1
         text = piece.lines[at][:MAX_LINE_BYTES].decode("utf-8", errors="replace")

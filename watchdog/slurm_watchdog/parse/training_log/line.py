@@ -134,8 +134,8 @@ def _mapped_seconds(data: dict[str, Any]) -> float | None:
 def _epoch(data: dict[str, Any]) -> float | None:
     if not any(key in data for key in known.TRAINING_KEYS):
         return None
-    epoch = _first(data, known.EPOCH_KEYS, written.float_of)
-    return epoch if epoch is not None and isfinite(epoch) and epoch >= 0 else None
+    epochs = (written.float_of(data.get(key)) for key in known.EPOCH_KEYS)
+    return next((epoch for epoch in epochs if epoch is not None and isfinite(epoch) and epoch >= 0), None)
 
 
 LONGEST_EPOCH = 1e9  # Steps of an epoch whose length is not known: epoch and step become one number that rises.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -190,22 +191,25 @@ def test_after_a_nan_the_next_start_is_named_the_last_good_checkpoint(
     start: Callable[..., Started], tmp_path: Path
 ) -> None:
     run = start(*trainer(tmp_path))
-    run.until(lambda: "iteration       12/" in run.output(), "a checkpoint")
+    run.until(lambda: any(job.get("step") for job in run.ask("status").get("jobs", ())), "its first losses to be seen")
+    good_step = (int(re.findall(r"iteration +(\d+)/", run.output())[-1]) // 10 + 1) * 10
+    run.until(lambda: f"iteration {good_step + 2:8d}/" in run.output(), "a checkpoint")
     fault = tmp_path / "faults" / "nan.rank0"
     fault.touch()
     run.until(lambda: "fault injected" in run.output(), "the fault")
     fault.unlink(missing_ok=True)
     run.until(
-        lambda: f"successfully saved checkpoint at iteration {20:7d}" in run.output(), "a checkpoint that is damaged"
+        lambda: f"successfully saved checkpoint at iteration {good_step + 10:7d}" in run.output(),
+        "a checkpoint that is damaged",
     )
-    good = f"{tmp_path}/checkpoints/global_step10"
+    good = f"{tmp_path}/checkpoints/global_step{good_step}"
     run.until(lambda: any(i["kind"] == "loss_nan" for i in run.ask("incidents")), "the incident")
     (incident,) = [i for i in run.ask("incidents") if i["kind"] == "loss_nan"]
     run.until(lambda: good in str(run.ask("explain", incident["id"])), "the last good one to be named")
     run.until(lambda: not run.ask("status")["controller"]["warming_up"], "the controller to act")
     run.ask("restart", run.ask("status")["jobs"][0]["job_id"], "--no-wait")
     run.until(
-        lambda: f"successfully loaded checkpoint from {tmp_path}/checkpoints at iteration 10" in run.output(),
+        lambda: f"successfully loaded checkpoint from {tmp_path}/checkpoints at iteration {good_step}" in run.output(),
         "the second run",
     )
 

@@ -15,7 +15,7 @@ from multidict import CIMultiDict
 from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.controller.api.routes import PAGE_ROUTES
 from slurm_watchdog.controller.api.web_page import Login, _knows
-from slurm_watchdog.controller.policy.access import STRANGER, Person
+from slurm_watchdog.controller.policy.access import Person
 from tests.builders.page_requests import EVIDENCE, INCIDENT, PASSWORD, PROXY, Headers, controller, get, gets, named
 
 
@@ -63,7 +63,7 @@ def test_a_name_service_that_hangs_leaves_the_threads_of_everything_else_alone()
         return Person(2, name=name)
 
     async def run() -> int:
-        login = Login(parse_config(f"security: {{{PROXY}}}\n").security, STRANGER, look_up=look_up)
+        login = Login(parse_config(f"security: {{{PROXY}}}\n").security, Person(), look_up=look_up)
         asking: Any = SimpleNamespace(remote="127.0.0.1", headers=CIMultiDict({"X-Remote-User": "daemon"}))
         requests = [asyncio.create_task(login.person(asking)) for _ in range(50)]
         await asyncio.sleep(0.1)

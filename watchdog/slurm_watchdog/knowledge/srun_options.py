@@ -59,6 +59,6 @@ def gpu_number(text: str) -> int:
 def scaled_gpus(text: str, total: int, have: int) -> str:
     """Such a number for `have` of `total` nodes, with its types; empty where not every node has the same."""
     parts = [part.rpartition(":") for part in text.split(",")] if gpu_number(text) else []
-    if any(int(number) % total for _, _, number in parts):
+    if any(int(number) * have % total for _, _, number in parts):
         return ""
-    return ",".join(f"{kind}{colon}{int(number) // total * have}" for kind, colon, number in parts)
+    return ",".join(f"{kind}{colon}{int(number) * have // total}" for kind, colon, number in parts)

@@ -97,6 +97,7 @@ def main(directory: str, *arguments: str) -> None:
     place = Path(directory)
     try:
         fields = json.loads((place / PLAN).read_text())
+        fields = {name: value for name, value in fields.items() if name in Plan._fields}  # 0.1 has more
         plan = Plan(**{**fields, "nodes": tuple(fields["nodes"]), "left_out": tuple(fields["left_out"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
         sys.exit(f"slurm-watchdog: {directory}/{PLAN} cannot be read ({error}): take {directory} out of PATH")

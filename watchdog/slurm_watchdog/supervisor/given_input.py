@@ -3,10 +3,14 @@ later one from its beginning. What is read at a restart is a copy in memory, whi
 
 from __future__ import annotations
 
+import array
 import asyncio
+import ctypes
+import fcntl
 import os
 import select
 import stat
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,32 +18,24 @@ MOST = 1 << 20  # Bytes that are kept: a here-document, and no data set.
 NO_INPUT = (
     "its standard input has been read by the first start, and was not a here-document or small file: this one has none"
 )
+SPLICE_F_NONBLOCK = 2  # splice(2)
 
 
 class GivenInput:
-    """Of one command."""
+    """Of one command; the descriptor is read only as far as that leaves it as it was."""
 
     def __init__(self, fd: int = 0) -> None:
-        """`fd`: the input. A terminal, a socket and a device are none, and neither is one that is closed. The offset of
-        a file stays: a shell may read its script there."""
-        self._fd, self._first, self._kept = -1, -1, -1
+        """`fd`: the input. A terminal, a socket and a device are none, and neither is one that is closed."""
+        self._fd, self._kept = -1, -1
         try:
             mode = os.fstat(fd).st_mode
             if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
                 return
-            self._fd = self._first = fd
-            if stat.S_ISREG(mode):
-                data = os.pread(fd, MOST + 1, os.lseek(fd, 0, os.SEEK_CUR))
-                if len(data) > MOST:
-                    return
-            else:
-                poll = select.poll()
-                poll.register(fd, select.POLLIN)
-                if not any(events & select.POLLHUP for _, events in poll.poll(0)):
-                    return  # someone may still write: bash leaves none such behind a here-document
-                data, self._first = b"".join(iter(lambda: os.read(fd, MOST), b"")), -1
-            self._kept = os.memfd_create("slurm-watchdog-input")
-            os.write(self._kept, data)
+            self._fd = fd
+            data = _whole_pipe(fd) if stat.S_ISFIFO(mode) else _rest_of_file(fd)
+            if data is not None:
+                self._kept = os.memfd_create("slurm-watchdog-input")
+                os.write(self._kept, data)
         except OSError:
             self._kept = -1
 
@@ -50,8 +46,8 @@ class GivenInput:
     @contextmanager
     def of_start(self, starts: int) -> Iterator[int]:
         """What asyncio and subprocess take as stdin."""
-        if self._first >= 0 and starts == 0:
-            yield self._first
+        if self._fd >= 0 and starts == 0:
+            yield self._fd
         elif self._kept >= 0:
             fd = os.open(f"/proc/self/fd/{self._kept}", os.O_RDONLY | os.O_CLOEXEC)  # its own offset: 0
             try:
@@ -60,3 +56,31 @@ class GivenInput:
                 os.close(fd)
         else:
             yield asyncio.subprocess.DEVNULL
+
+
+def _rest_of_file(fd: int) -> bytes | None:
+    """What is left of a file; None where that is much. Its offset stays."""
+    data = os.pread(fd, MOST + 1, os.lseek(fd, 0, os.SEEK_CUR))
+    return data if len(data) <= MOST else None
+
+
+def _whole_pipe(fd: int) -> bytes | None:
+    """What is in a pipe into which nobody writes any more, as bash leaves that of a here-document; None: more may come,
+    or it could not be copied. It stays there: tee(2)."""
+    waiting = array.array("i", [0])
+    fcntl.ioctl(fd, termios.FIONREAD, waiting)
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    if not any(events & select.POLLHUP for _, events in poll.poll(0)):
+        return None
+    if not waiting[0]:
+        return b""
+    reads, writes = os.pipe()
+    try:
+        fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ))
+        copied = ctypes.CDLL(None).tee(fd, writes, ctypes.c_size_t(waiting[0]), SPLICE_F_NONBLOCK)
+        data = os.read(reads, copied) if copied > 0 else b""
+    finally:
+        os.close(reads)
+        os.close(writes)
+    return data if len(data) == waiting[0] else None

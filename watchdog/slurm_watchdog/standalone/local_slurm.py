@@ -85,6 +85,8 @@ class LocalLauncher(Launcher):
 
     def signal_foreground(self, number: int) -> None:
         """As a key of a terminal does: to the command's process group, or to that which has its terminal."""
+        if not self.processes():
+            return  # in the pause before a start the number may be another's
         if pid := self.terminal.group() or self.pid:
             with contextlib.suppress(OSError):
                 os.killpg(pid, number)
@@ -103,7 +105,7 @@ class LocalSlurm(Supervisor):
         self.over = asyncio.Event()  # Set while the job has ended and will not be restarted.
         self.last_good: Callable[[str], str] = lambda named: named
         """The checkpoint to name to the next start, given the one that was named to this; empty: none."""
-        self.interrupts = 0
+        self.interrupts = self._finished = 0  # The latter: the start that has ended well, before that is handled.
         self._user = f"uid {os.getuid()}"  # of a container that has no names
         with contextlib.suppress(KeyError):
             self._user = pwd.getpwuid(os.getuid()).pw_name
@@ -152,15 +154,35 @@ class LocalSlurm(Supervisor):
 
     async def _gone(self, process: asyncio.subprocess.Process, by_itself: bool) -> None:
         self.launcher.terminal.drain()
-        if by_itself:
+        if by_itself or not self._run.requeued:
             self._run = replace(self._run, resume_from=self.last_good(self._run.resume_from))
         code = process.returncode or 0
+        self._finished = self._run.starts if by_itself and code == 0 else 0
         if code < 0 and by_itself and self._run.asked_at is None and not self.is_interrupted():
             self.launcher.say_signal(process.pid, -code)
         # What it has started has as long as it had: a shell hears SIGTERM at once, and its trainer saves.
-        while (not by_itself or self._run.asked_at is not None) and self.launcher.processes():
+        ending = not by_itself or self._run.asked_at is not None
+        while ending and self.launcher.pid == process.pid and self.launcher.processes():
             self.launcher.reap()
             await asyncio.sleep(POLL_S)
+
+    async def _look(self, nodes: tuple[str, ...]) -> None:
+        """On one machine no start stands beside what is left of the one before, which has as long to end as it had."""
+        settings, starts = self._run.settings, self._run.starts
+        told_s = 0.0 if self._run.phase is Phase.ENDING else settings.restart_delay_s  # since SIGTERM
+        kill_at = clock.monotonic() + settings.kill_wait_s - told_s
+        while settings.patient and starts and starts == self._run.starts and self.launcher.processes():
+            if clock.monotonic() >= kill_at:
+                self.launcher.signal_tree("KILL")
+            await asyncio.sleep(POLL_S)
+            self.launcher.reap()
+        if starts != self._run.starts:
+            return  # another look was first
+        try:
+            await super()._look(nodes)
+        except OSError as error:
+            log.warning("this machine could not be looked at before the start: %s", error)
+            self._tell(machine.event(machine.looked, {}))
 
     async def _tail(self) -> str:
         with contextlib.suppress(OSError), self.launcher.errors.open("rb") as lines:
@@ -272,7 +294,8 @@ class LocalSlurm(Supervisor):
             await self._read_end()
         if late := machine.late(self._run, clock.wall()):
             raise SlurmRefused(f"it is {late}", Refusal.FINISHED)
-        if self.state in OVER and only_unfinished:
+        has_ended = self.state in OVER or (bool(self._finished) and self._finished == self._run.starts)
+        if has_ended and only_unfinished:
             raise SlurmRefused("the command has ended", Refusal.FINISHED)
         if self._run.phase is Phase.ENDING or self._run.asked_at is not None:
             raise SlurmRefused("the command is being ended", Refusal.NOT_NOW)
@@ -284,7 +307,7 @@ class LocalSlurm(Supervisor):
         await self._handle(machine.event(machine.requeued, named))
 
     async def release(self, job_id: str) -> None:
-        self._tell(machine.released)
+        await self._handle(machine.released)  # who asks looks at once whether it is held still
 
     async def hold(self, job_id: str) -> None:
         if self.state not in REQUEUED:

@@ -1,5 +1,5 @@
-"""What Slurm is asked of the job that this process is in, each question with a deadline: what does not end by then is
-told to and left behind, never waited for."""
+"""What Slurm is asked of the job that this process is in, each question with a deadline: a command that
+does not end by then is killed and left behind, never waited for."""
 
 from __future__ import annotations
 

@@ -86,7 +86,8 @@ def with_end(run: Run, end_at: float | None) -> Run:
 def tick(run: Run, now: float, wall: float) -> Next:
     """Time has passed."""
     age_s = now - run.since
-    if run.phase is Phase.LOOKING and age_s > look_s(len(run.settings.allocation.nodes)) + LOOK_MORE_S:
+    look_ends_s = look_s(len(run.settings.allocation.nodes)) + LOOK_MORE_S
+    if run.phase is Phase.LOOKING and age_s > look_ends_s and not run.settings.patient:
         return _start(run, now, wall)
     if run.phase is Phase.PAUSING and age_s >= run.settings.restart_delay_s:
         return _look(run, now)
@@ -119,7 +120,7 @@ def _end_further(run: Run, age_s: float, grace_s: float, more_s: float) -> Next:
 def _signal(run: Run, name: str, tree: str = "") -> tuple[Action, ...]:
     """To the steps, and `tree` to all that the command has started on this host. Steps of a command in the batch script
     are its processes."""
-    steps = SignalTree(name) if run.in_batch else SignalSteps(name, run.steps)
+    steps = SignalTree(name) if run.in_batch or not run.steps else SignalSteps(name, run.steps)
     return (steps, SignalTree(tree)) if tree and not run.in_batch else (steps,)
 
 
@@ -363,7 +364,7 @@ def ended(
     if not stopped and run.told_at is not None and (age_s := now - run.told_at) <= TOLD_S:
         notice = "as a notice that its time is nearly over is"
         stopped = f"SIGUSR1 or SIGUSR2 was passed to it {age_s:.0f} s before, {notice}"
-    if not stopped and code == INTERRUPTED:
+    if not stopped and code == INTERRUPTED and run.settings.in_slurm:
         stopped = "it was interrupted"
     run = replace(run, cancelled=bool(stopped))
     if why := stopped or _used_up(run) or late(run, wall, of="it is "):
@@ -400,6 +401,8 @@ def _after_end(run: Run, now: float, wall: float) -> Next:
 
 def switch_seen(run: Run, now: float, wall: float, present: bool) -> Next:
     """Whether our kill switch is there."""
+    if run.phase is not Phase.WAITING:
+        return run, ()
     gone_at = now if run.switch_gone_at is None else run.switch_gone_at
     return replace(run, switch_gone_at=None if present else gone_at), ()
 
@@ -420,7 +423,7 @@ def asked(run: Run, now: float, wall: float, number: int, ends: bool) -> Next:
         name = "INT" if number == SIGINT else "TERM"
         action = SignalSteps(name, run.steps) if once and not run.in_batch else Forward(number)
         return replace(run, ends="TERM" if not run.ends else run.ends), (action,)
-    return _over(run, now, run.exit_code or 128 + number, "the job was asked to end")
+    return _over(replace(run, cancelled=True), now, run.exit_code or 128 + number, "the job was asked to end")
 
 
 def _over(run: Run, now: float, code: int, words: str) -> Next:

@@ -50,22 +50,26 @@ class Voice:
     """Says lines, and is never held up by them: what the child has no room for is lost."""
 
     def __init__(self) -> None:
-        """Raises OSError."""
-        self.child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=2, start_new_session=True)
-        assert self.child.stdin is not None
-        self._into = self.child.stdin
-        os.set_blocking(self._into.fileno(), False)
+        """A machine on which no child can be started has none of these lines."""
+        self.child: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError):
+            self.child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=2, start_new_session=True)
+        self._into = self.child.stdin if self.child is not None else None
+        if self._into is not None:
+            os.set_blocking(self._into.fileno(), False)
 
     def say(self, text: str) -> None:
         """One line, begun with our name."""
         with contextlib.suppress(OSError):
-            os.write(self._into.fileno(), f"slurm-watchdog: {' '.join(text.split())}\n".encode())
+            if self._into is not None:
+                os.write(self._into.fileno(), f"slurm-watchdog: {' '.join(text.split())}\n".encode())
 
     def close(self) -> None:
         """Waits for the last line, if its file answers."""
-        self._into.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.child.wait(END_S)
+        if self.child is not None and self._into is not None:
+            self._into.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.child.wait(END_S)
 
 
 NAME = "slurm-watchdog"
@@ -135,7 +139,8 @@ class JobSupervisor(Supervisor):
         super().__init__(settings, launcher, [*log_files(), f"{self._directory}/{HEARTBEAT}"])
         self._switch = environ.get("SLURM_WATCHDOG_KILL_SWITCH") or f"{self._directory}/kill"
         self._voice, self._command = Voice(), command
-        launcher.helpers.add(self._voice.child.pid)
+        if self._voice.child is not None:
+            launcher.helpers.add(self._voice.child.pid)
         self._signalled_at = dict[int, float]()
         self._written: SupervisorStatus | None = None
         self._written_at = 0.0
@@ -199,7 +204,11 @@ class JobSupervisor(Supervisor):
         more = f", with {RESUME_FROM}={resume_from}" if resume_from else ""
         self._say(f"{MARK.partition(': ')[2]}{self._run.starts} on {fold_nodes(placement.nodes)}{spares}{more}")
         if self._run.order is not None and await self._is_switched():  # by which the start would end at once
-            await self.launcher.ask.run("rm", "-f", "--", self._switch, deadline_s=FILE_S)
+            if os.path.dirname(self._switch) == self._directory:
+                with contextlib.suppress(OSError):
+                    os.unlink(self._switch)
+            else:
+                await self.launcher.ask.run("rm", "-f", "--", self._switch, deadline_s=FILE_S)
         await super()._begin(placement, in_batch, resume_from)
 
     def _begun(self, pid: int) -> None:

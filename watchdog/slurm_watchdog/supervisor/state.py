@@ -100,13 +100,13 @@ class Run(Struct):
 
 
 class Look(Struct, kw_only=False):
-    """Look at these nodes, and report it as Looked."""
+    """Look at these nodes, and tell `machine.looked`."""
 
     nodes: tuple[str, ...]
 
 
 class Begin(Struct, kw_only=False):
-    """Start the command on these nodes, and report it as Begun, or NotBegun."""
+    """Start the command on these nodes, or tell `machine.not_begun`."""
 
     placement: Placement
     in_batch: bool = False  # The start before ran in the batch script: report that step, too.
@@ -133,7 +133,7 @@ class Forward(Struct, kw_only=False):
 
 
 class Requeue(Struct, kw_only=False):
-    """Have Slurm requeue the job, which ends all of it, and report NotRequeued where it does not."""
+    """Have Slurm requeue the job, which ends all of it, or tell `machine.not_requeued`."""
 
 
 class Say(Struct, kw_only=False):

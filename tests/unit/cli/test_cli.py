@@ -12,12 +12,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 
 from slurm_watchdog import __version__
 from slurm_watchdog.cli.client import Client
 from slurm_watchdog.cli.main import main, renamed
-from slurm_watchdog.cli.options import ClientError
+from slurm_watchdog.cli.options import JSON, Answer, ClientError, command
 from slurm_watchdog.cli.restart import parse_date
 from slurm_watchdog.model.actions import OperationOutcome
 from slurm_watchdog.model.documents import ActionRun, Operation, SelectedJob, Status
@@ -498,6 +500,19 @@ def test_restart_of_several_jobs_moves_all_of_them(controller: FakeController) -
     told = run("restart", "7", "8", "--exclude", "n1", "--no-wait", socket=controller.path)
     assert "under way" in told.stdout and told.exit_code == 1, "one was not allowed"
     assert has(controller.requests[1][2], {"wish": "restart", "exclude": ["n1"], "reason": "", "job_ids": ["7"]})
+
+
+def test_a_component_of_a_heterogeneous_job_stands_for_the_job(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/incidents?job=4711"] = []
+    assert run("incidents", "-j", "4711+1", socket=controller.path).exit_code == 0
+    assert run("doctor", "-j", "4711+1", socket=controller.path).output.startswith("UNKNOWN: job 4711: ")
+    run("diagnose", "4711+1", socket=controller.path)
+    assert controller.requests[-1][1:] == ("/v1/diagnose", {"job_id": "4711"})
+
+
+def test_what_a_command_does_with_its_result_comes_after_it_is_printed() -> None:
+    measure = command(JSON)(lambda asked: Answer({}, ["measured"], then=lambda: click.echo("sent")))
+    assert CliRunner().invoke(measure).output == "measured\nsent\n"
 
 
 def test_status_me_asks_for_ones_own(controller: FakeController) -> None:

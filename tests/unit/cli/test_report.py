@@ -161,7 +161,7 @@ def test_advice_names_the_formula_that_fits_how_long_a_checkpoint_takes(journal:
     """12.75 h between two failures of a job on 10 nodes, 127.5 h of one on 1 node; saving takes an hour."""
     found = json.loads(asked(journal, "report", "--from", "2023-11-01", "--json")) | {"failures": 10}
     said = intervals(msgspec.convert(found, Report), 3600.0)
-    assert said == "16.0 h on 1 node (Young 1974), 4.4 h on 10 nodes (Daly 2006)"
+    assert said == "15 h 58 min on 1 node (Young 1974), 4 h 24 min on 10 nodes (Daly 2006)"
     assert "(Young 1974)" not in intervals(msgspec.convert(found, Report), 7200.0)
 
 

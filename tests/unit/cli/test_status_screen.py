@@ -177,10 +177,10 @@ def test_in_a_pipe_it_is_plain_text_or_a_document_a_line(controller: FakeControl
 
 def test_a_reader_that_leaves_ends_it_without_a_traceback(controller: FakeController) -> None:
     controller.answers["GET", "/v1/status"] = status()
-    command = f"{' '.join(PROGRAM)} status --watch --every 0.2 --socket {controller.path} | head -1"
+    command = f"{' '.join(PROGRAM)} status --watch --every 0.2 --socket {controller.path} | head -1; exit $PIPESTATUS"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=180)
     assert done.stdout.startswith("OK")
-    assert "Traceback" not in done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_controller_that_goes_away_is_unknown_and_watched_on(tmp_path: Path) -> None:

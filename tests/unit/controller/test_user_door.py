@@ -294,7 +294,7 @@ def test_a_user_whom_the_directory_does_not_find_in_time_comes_again(controller:
 def test_an_answer_that_no_credential_holds_is_said_to_be_too_large(controller: Any) -> None:
     controller.judge.incidents = OpenIncidents([incident(owners=(ANN,), summary="x" * (MAX_ANSWER + 1))])
     status, told = ask(controller, "GET", "/v1/status")
-    assert (status, "too large for this door" in told["error"]) == (413, True)
+    assert (status, "too large for this port" in told["error"]) == (413, True)
 
 
 def test_an_answer_dense_in_quotes_is_measured_as_it_is_sealed(controller: Any) -> None:
@@ -303,7 +303,7 @@ def test_an_answer_dense_in_quotes_is_measured_as_it_is_sealed(controller: Any) 
     controller.judge.incidents = OpenIncidents([incident(owners=(ANN,), summary=summary, facts=())])
     assert 2 * len(summary) < MAX_ANSWER < 4 * len(summary)
     status, told = ask(controller, "GET", "/v1/status")
-    assert (status, "too large for this door" in told["error"]) == (413, True)
+    assert (status, "too large for this port" in told["error"]) == (413, True)
 
 
 def test_connections_of_one_address_are_bounded_and_idle_ones_are_closed(controller: Any) -> None:

@@ -312,7 +312,7 @@ def test_a_misspelt_finding_is_unknown_and_not_health() -> None:
     (wrong,) = node.misspelt(["nvml", "nvlm"])
     assert (wrong.level, wrong.evidence, "nvml" in wrong.add) == (Level.UNKNOWN, "--only nvlm", True)
     assert exit_code([wrong]) == 3
-    assert node.misspelt(node.rule_names()) == ()
+    assert node.misspelt([name for name, *_ in rules()["node"]]) == ()
 
 
 # ------------------------------------------------------------------------------------------------ the command

@@ -17,10 +17,9 @@ from slurm_watchdog.cli.terminal import show
 from slurm_watchdog.model.documents import Incident, Paused, PauseRequest, SilenceRequest, Silences
 from slurm_watchdog.model.node_events import NodeEventRequest, NodeHistory, NodeTable
 from slurm_watchdog.model.run_record import Report
-from slurm_watchdog.report.story import hints_of, intervals, is_wrong, named, shown_state, wanted
+from slurm_watchdog.report.story import HOUR_S, hints_of, intervals, is_wrong, named, shown_state, wanted
 
 WEEK_S = 7 * 86400.0
-HOUR_S = 3600.0
 ENOUGH_FAILURES = 10  # the mean of fewer is known to a third at best: 1 / sqrt(n)
 
 

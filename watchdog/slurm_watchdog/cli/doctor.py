@@ -107,7 +107,10 @@ def doctor(
     host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
     subject = host if config.agent.node_name == "auto" else config.agent.node_name
     if deadline is None:
-        return _findings("node", subject, _examine_node(config, subject, only))
+        wanted = [name.strip() for name in only.split(",")] if only is not None else []
+        found = examine("node", read_node(config, "agent", subject))
+        of_these = [each for each in found if only is None or each.rule in wanted]
+        return _findings("node", subject, (*of_these, *misspelt(wanted)))
     given = {"--only": only, "--config": file}
     words = [word for name, value in given.items() if value is not None for word in (name, value)]
     return _findings("node", subject, _examine_in_time(deadline, subject, *words, *["--json"] * asked.json))
@@ -130,18 +133,9 @@ def _status(asked: Asked) -> Status | str:
         return error.what
 
 
-def _examine_node(config: Config, node: str, only: str | None) -> Iterator[Advice]:
-    """This node, as a place for an agent; of what was found these rules alone."""
-    wanted = [name.strip() for name in only.split(",")] if only is not None else []
-    found = examine("node", read_node(config, "agent", node))
-    yield from (each for each in found if only is None or each.rule in wanted)
-    yield from misspelt(wanted)
-
-
 def _examine_in_time(deadline_s: float, node: str, *words: str) -> tuple[Advice, ...]:
-    """The same in a child, which prints what it finds and ends this process with its code; one that does not end in
+    """What a child finds on this node; it prints that, and ends this process with its code. One that does not end in
     time is left behind, and is the finding: a node of which nothing is known is not well."""
-
     code, said = run([*run_code(PROGRAM), "doctor", "--node", *words], deadline_s, DEVNULL)
     if code in range(len(LEVELS)) and said:
         click.echo(said)

@@ -77,7 +77,13 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-def _job(text: str) -> str:
+def _whole(text: str) -> str:
+    """A component of a heterogeneous job, `4711+1`, stands for the job: it is watched as one."""
+    return text.partition("+")[0] if re.fullmatch(r"\d+\+\d+", text, re.ASCII) else text
+
+
+def _job(given: str) -> str:
+    text = _whole(given)
     if text and not JOB_ID.fullmatch(text):  # a name has no incidents, which looks like health
         raise ValueError(f"{text!r} is not a job id; 4711 and 4711_3 (an array element) are. See: squeue")
     return text
@@ -116,6 +122,7 @@ def _date(text: str) -> float:
 
 
 _PARSED = {"J": _job, "JOB": _job, "TIME": _seconds, "NODE": _nodes, "KIND": _kind, "DATE": _date}
+_PARSED |= dict.fromkeys(("JOB|PATH", "INCIDENT|JOB|NODE"), _whole)
 TYPES: dict[str, click.ParamType[Any]] = {name: Value(name, parse) for name, parse in _PARSED.items()}
 TYPES |= dict.fromkeys(("F", "FILE", "TRACE", "F.tar.zst", "SCRIPT", "FILE|DIR"), click.Path(allow_dash=True))
 TYPES["PATH"] = click.Path(readable=False, allow_dash=True)  # A socket may be one that only its owner may read.
@@ -212,6 +219,7 @@ class Answer:
     document: object  # For programs.
     show: Callable[[], None] | Sequence[str]  # Prints it for people; or sentences.
     code: int = EXIT_FINE
+    then: Callable[[], None] = lambda: None  # What is done once it is printed.
 
     def tell(self) -> None:
         """Prints it for people."""
@@ -242,6 +250,7 @@ def command(
                     error.end_with(refused)
                 raise
             print_json(answer.document) if asked.json else answer.tell()
+            answer.then()
             sys.exit(int(answer.code))
 
         name = function.__name__.replace("_", "-")

@@ -16,6 +16,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.base.python310 import read_iso_time
 from slurm_watchdog.base.text import plural
+from slurm_watchdog.cli import options
 from slurm_watchdog.cli.client import Client, find
 from slurm_watchdog.cli.options import ASKS, EXIT_FOUND, EXIT_UNKNOWN, Answer, Asked, ClientError, command, warn
 from slurm_watchdog.cli.terminal import clean, drawn_columns, print_lines, render, sentence, show
@@ -36,13 +37,19 @@ def parse_date(value: str, at: float) -> float:
     from slurm_watchdog.config.types import parse_duration
 
     now = datetime.fromtimestamp(at).astimezone()
-    if re.fullmatch(r"\d\d:\d\d", value):
-        time = datetime.strptime(value, "%H:%M").time()  # noqa: DTZ007 - its zone is the machine's
-        days = (now.date(), now.date() + timedelta(days=1))  # of 23 or 25 hours where clocks are changed
-        return next(found for day in days if (found := datetime.combine(day, time).astimezone()) > now).timestamp()
-    if value[:4].isdigit() and "-" in value:
-        return read_iso_time(value).astimezone().timestamp()
-    return at + parse_duration(value)
+    try:
+        if re.fullmatch(r"\d\d:\d\d", value):
+            time = datetime.strptime(value, "%H:%M").time()  # noqa: DTZ007 - its zone is the machine's
+            days = (now.date(), now.date() + timedelta(days=1))  # of 23 or 25 hours where clocks are changed
+            return next(found for day in days if (found := datetime.combine(day, time).astimezone()) > now).timestamp()
+        if value[:4].isdigit() and "-" in value:
+            return read_iso_time(value).astimezone().timestamp()
+        return at + parse_duration(value)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{value!r} is not a time; 14:00, 2026-11-24T06:00 and 2h are") from None
+
+
+options.TYPES["WHEN"] = options.Value("WHEN", lambda text: parse_date(text, clock.wall()))
 
 
 @command(
@@ -86,10 +93,9 @@ def restart(
       slurm-watchdog restart --save-only --all --dry-run
     """
     saves, wish = how["save_only"], Wish.HOLD if how["hold"] else Wish.SAVE if how["save_only"] else Wish.RESTART
-    before = _date_of(how["before"])
     if sum(how[name] for name in ("now", "cancel", "save_only")) > 1:
         raise click.UsageError("--now, --cancel and --save-only exclude each other")
-    if not saves and (how["all"] or how["hold"] or before or how["dry_run"]):
+    if not saves and (how["all"] or how["hold"] or how["before"] or how["dry_run"]):
         raise click.UsageError("--all, --hold, --before and --dry-run go with --save-only")
     if saves and exclude:
         raise click.UsageError("--exclude goes without --save-only")
@@ -107,7 +113,7 @@ def restart(
         if rows and saves and not asked.json:
             deaf = sum(bool(row.job.why_not) for row in rows)
             sentence(f"{plural(len(rows), 'job')}, {deaf or 'none'} of them cannot be asked.")
-        body = SaveRequest(job_ids=(), wish=wish, before=before, reason=reason or "", exclude=exclude)
+        body = SaveRequest(job_ids=(), wish=wish, before=how["before"], reason=reason or "", exclude=exclude)
         return _ask_many(client, rows, body, asked, wait=not no_wait)
     (job_id,) = job_ids
     if how["cancel"]:
@@ -135,14 +141,6 @@ def restart(
         document |= {"operations": row.action.operations, "end": row.action.end}
         is_fine = row.action.end.ok
     return Answer(document, (), not is_fine)
-
-
-def _date_of(text: str | None) -> float | None:
-    try:
-        return None if text is None else parse_date(text, clock.wall())
-    except (ValueError, OverflowError):
-        what = f"{text!r} is not a time; 14:00, 2026-11-24T06:00 and 2h are"
-        raise click.BadParameter(what, param_hint="--before") from None
 
 
 def _ask_one(client: Client, asked: Asked, body: documents.RestartRequest) -> Answered:

@@ -45,6 +45,7 @@ OF_JOB = ("act", "listen", "page", "kill_switch")  # Options that go with `--job
     --resume-option X  ignored: $SLURM_WATCHDOG_RESUME_FROM has the last checkpoint from before a bad loss
     words [COMMAND]…
     """,
+    options_metavar="[OPTIONS] --",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 def run(asked: Asked, words: tuple[str, ...], **options: object) -> NoReturn:

@@ -97,7 +97,8 @@ def trusted_config(file: str) -> Config | None:
         return load_config(file, with_knowledge=False)
     except (OSError, ConfigError) as error:
         lost = "kill switches are written in /run alone, not on shared filesystems, and the site's own"
-        warn(f"{lost} knowledge is not used: {error}")
+        for line in (f"{lost} knowledge is not used:", *str(error).splitlines()):
+            warn(line)
         return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -133,6 +134,9 @@ def _watch(client: Client, every_s: float, as_json: bool) -> int:
                 print_lines([*screen(last, None), ""])
             sleep(every_s)
     except KeyboardInterrupt:
+        return exit_code(last)
+    except BrokenPipeError:  # `status --watch | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed
         return exit_code(last)
 
 

@@ -79,8 +79,8 @@ def test_nodes(asked: Asked, **given: Any) -> Answer:
         sys.exit(130)
     truths = {each.truth for each in report.verdicts}
     code = options.EXIT_UNKNOWN if Truth.UNKNOWN in truths and Truth.BAD not in truths else Truth.BAD in truths
-    tell_controller(report, asked)
-    return Answer(report, partial(show, "test_nodes", report=report), code)
+    tell = partial(tell_controller, report, asked)
+    return Answer(report, partial(show, "test_nodes", report=report), code, then=tell)
 
 
 async def _test(asked: Asked, given: Mapping[str, Any]) -> Report:

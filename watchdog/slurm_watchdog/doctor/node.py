@@ -73,14 +73,9 @@ def read_wait(pid: int) -> str:
     return ", ".join(places) or "an unknown place"
 
 
-def rule_names() -> tuple[str, ...]:
-    """What `doctor --only` may name."""
-    return tuple(dict.fromkeys(name for name, *_ in rules()["node"]))
-
-
 def misspelt(names: Iterable[str]) -> tuple[Advice, ...]:
     """The finding about names of findings that do not exist: waiting for them in vain looks like health."""
-    known = rule_names()
+    known = tuple(dict.fromkeys(name for name, *_ in rules()["node"]))
     wrong = [name for name in names if name not in known]
     return examine("look", {"waits": None, "misspelt": ",".join(wrong), "rules": " ".join(known)})
 
@@ -92,7 +87,8 @@ def read_node(config: Config, service: str, node: str) -> Facts:
     filesystem, problem, free = read_directory(directory)
     scontrol = os.path.join(config.slurm.bin_directory, "scontrol")
     has_commands = shutil.which(scontrol) is not None
-    node_known = read_node_known(scontrol, node) if agent and has_commands else None
+    code, said = run([scontrol, "show", "node", node]) if agent and has_commands else (None, "")
+    node_known = True if code == 0 and "NodeName=" in said else False if "not found" in said else None
     identity = config.security.identity()
     files = TlsFiles(config.security.tls_directory, service) if identity == "tls" else None
     certificate_problem, days = (None, None) if files is None else read_certificates(files)
@@ -132,9 +128,10 @@ def read_node(config: Config, service: str, node: str) -> Facts:
     controller_problem, ahead_s = read_controller(url, files) if url else (None, None)
     asked = ((each, read_controller(each, files)[0]) for each in config.controller_urls[1:])
     mounts = (line for line in read_lines("/proc/self/mountinfo") if " - proc " in line)
+    beside = str(Path(sys.executable).with_name("py-spy"))
     return {
         **facts,
-        "py_spy": has_py_spy(),
+        "py_spy": run([beside if os.path.exists(beside) else "py-spy", "--version"])[0] == 0,
         "ptrace_scope": "".join(read_lines("/proc/sys/kernel/yama/ptrace_scope")) or None,
         "hidepid": any(re.search("hidepid=(?!0|off)", line) for line in mounts),
         "kernel_log_problem": read_kernel_log(config.agent.kernel_log),
@@ -186,12 +183,6 @@ def read_unit(unit: str) -> dict[str, str] | None:
     return values if code == 0 and "ActiveState" in values else None
 
 
-def has_py_spy() -> bool:
-    """Whether the py-spy beside this Python, else that on PATH, runs."""
-    beside = str(Path(sys.executable).with_name("py-spy"))
-    return run([beside if os.path.exists(beside) else "py-spy", "--version"])[0] == 0
-
-
 def read_kernel_log(path: str) -> str | None:
     """Why it cannot be read; None: it can, or it is not configured."""
     try:
@@ -208,12 +199,6 @@ def read_lines(path: str) -> list[str]:
         return Path(path).read_text(errors="replace").splitlines()
     except OSError:
         return []
-
-
-def read_node_known(scontrol: str, node: str) -> bool | None:
-    """Whether Slurm has such a node; None: it does not answer."""
-    code, said = run([scontrol, "show", "node", node])
-    return True if code == 0 and "NodeName=" in said else False if "not found" in said else None
 
 
 # ------------------------------------------------------------------------------------------------ endpoints

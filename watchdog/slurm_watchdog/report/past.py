@@ -8,7 +8,7 @@ import sqlite3
 import tempfile
 import weakref
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ from slurm_watchdog.base.failure import Failure
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.api.answers import Api
 from slurm_watchdog.controller.api.asking import Asked
-from slurm_watchdog.controller.api.routes import ROUTES, answer, refusal_of
+from slurm_watchdog.controller.api.routes import ROUTES, answer
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.standalone.own_runs import JOURNAL
@@ -43,24 +43,15 @@ def open_journal(given: str) -> tuple[str, Exchange]:
         what = f"The journal {file} cannot be read: {error.strerror}."
     if what:
         raise Failure(what, "Give the directory of a `run`, or its journal.sqlite.")
-    try:
-        copy = tempfile.TemporaryDirectory(prefix="slurm-watchdog-")
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise Failure(f"There is no place to copy the journal {file} to: {reason}.", "Set TMPDIR.") from error
-    try:
-        journal = _open_copy(file, Path(copy.name) / JOURNAL)
-    except BaseException:
-        copy.cleanup()
-        raise
-    exchange = _answers(journal, file)
-    weakref.finalize(exchange, _close, journal, copy)
+    with ExitStack() as opened:
+        try:
+            place = opened.enter_context(tempfile.TemporaryDirectory(prefix="slurm-watchdog-"))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise Failure(f"There is no place to copy the journal {file} to: {reason}.", "Set TMPDIR.") from error
+        exchange = _answers(opened.enter_context(closing(_open_copy(file, Path(place) / JOURNAL))))
+        weakref.finalize(exchange, opened.pop_all().close)
     return str(file), exchange
-
-
-def _close(journal: Journal, copy: tempfile.TemporaryDirectory[str]) -> None:
-    journal.close()
-    copy.cleanup()
 
 
 def _open_copy(file: Path, copy: Path) -> Journal:
@@ -85,15 +76,13 @@ def _open_copy(file: Path, copy: Path) -> Journal:
         ) from error
 
 
-def _answers(journal: Journal, file: Path) -> Exchange:
+def _answers(journal: Journal) -> Exchange:
     """The requests of the controller's table that a journal answers, to one who may see all that is in the file."""
     nothing = SimpleNamespace(incidents={}, jobs={}, people=(), waiting=lambda decision: None)
     past: Any = SimpleNamespace(journal=journal, config=Config(), judge=nothing, state=nothing, actions=nothing)
     routes = [each for each in ROUTES if each.path.startswith(READ)]
 
     def exchange(method: str, target: str, body: bytes) -> tuple[int, str, bytes]:
-        if method != "GET" or not target.startswith(READ):
-            return 409, "", refusal_of(f"{file} is a journal: only incidents, explain, report and story read it")
         asked = Asked(method, target, Person(knows_password=True), body)
         status, document = asyncio.run(answer(Api(past), routes, asked))
         return status, "", document

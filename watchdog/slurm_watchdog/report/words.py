@@ -7,19 +7,17 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from slurm_watchdog.base import text
 from slurm_watchdog.base.text import plural
 
 
 def duration(seconds: float | None) -> str:
-    """`45 s`, `12 min`, `3.5 h`, `2.0 d`; `-` for None."""
+    """`0.8 s`, `45 s`, `12 min`, `3 h 05 min`, `2.0 d`; `-` for None."""
     if seconds is None:
         return "-"
     if seconds < 10:
-        return f"{seconds:.2g} s" if seconds else "0 s"
-    for limit, unit_s, unit, digits in ((120, 1, "s", 0), (7200, 60, "min", 0), (172800, 3600, "h", 1)):
-        if seconds < limit:
-            return f"{seconds / unit_s:.{digits}f} {unit}"
-    return f"{seconds / 86400:.1f} d"
+        return f"{seconds:.2g} s"
+    return text.duration(seconds) if seconds < 172800 else f"{seconds / 86400:.1f} d"
 
 
 def moment(at: float | None) -> str:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.failure import Failure
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.controller.api.asking import UNKNOWN_CALLER, Asked, RequestRefused, Who, checked_nodes
@@ -356,5 +357,5 @@ async def report(api: Api, asked: Asked) -> Report:
     work.add_done_callback(lambda _: setattr(api, "reports", api.reports - 1))  # also where no one waits any more
     try:
         return await work
-    except ValueError as error:
-        raise RequestRefused(400, str(error)) from None
+    except Failure as error:
+        raise RequestRefused(400, error.what) from None

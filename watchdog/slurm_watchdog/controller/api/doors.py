@@ -178,9 +178,7 @@ class UserDoor:
         if shown.payload != _digest(request).encode():
             raise RequestRefused(401, "the credential is for another request")
         if shown.uid in (0, os.geteuid()):
-            raise RequestRefused(
-                403, "this door is for users: root and the controller's user ask on the management node"
-            )
+            raise RequestRefused(403, "root and the controller's user ask on the management node, not at this port")
         if not self._users_pace.acquire(str(shown.uid), clock.monotonic()):
             raise RequestRefused(429, "too many requests of yours: wait a minute")
         try:
@@ -194,7 +192,7 @@ class UserDoor:
         """The answer for this user alone. Raises MungeUnavailable."""
         sealed = msgspec.json.encode(SealedAnswer(_digest(request), status, document.decode()))
         if len(sealed) > MAX_ANSWER:  # measured so: in it each quote of the document has two bytes, or four
-            too_large = refusal_of("the answer is too large for this door: ask on the management node").decode()
+            too_large = refusal_of("the answer is too large for this port: ask on the management node").decode()
             sealed = msgspec.json.encode(SealedAnswer(_digest(request), 413, too_large))
         async with self._seals:
             return Answer((await self._encode(sealed, uid)).encode(), content_type=b"text/plain")

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.lost_time import report as counted
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.failure import Failure
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.journal.reports import read_report
 from slurm_watchdog.model.incidents import IncidentKind
@@ -23,10 +24,10 @@ def report_asked(url: str, asked: Mapping[str, str], uid: int | None = None) -> 
     """The report of the journal at `url`. `asked`: `from` and `to` (dates in seconds since 1970), `user`, `account` and
     `partition`, names or globs with commas, `job`, ids with commas. `uid`: whose jobs count; None: everybody's.
 
-    Raises ValueError and JournalError."""
+    Raises Failure for what is asked, and JournalError."""
     since, until = _date(asked, "from", 0.0), _date(asked, "to", clock.wall())
     if since >= until:
-        raise ValueError("the report has to end after it begins")
+        raise Failure("the report has to end after it begins")
     everything, known = read_report(url, max(0.0, since - HISTORY_S), until)
     runs = [run for run in everything if uid in (None, run.uid) and _is_wanted(run, asked)]
     jobs, whole = {run.job_id for run in runs}, uid is None and len(runs) == len(everything)
@@ -58,5 +59,5 @@ def _date(asked: Mapping[str, str], name: str, default: float) -> float:
     except ValueError:
         found = -1.0
     if not 0.0 <= found <= LATEST:
-        raise ValueError(f"{name} has to be a date in seconds since 1970, not {asked[name][:40]!r}")
+        raise Failure(f"{name} has to be a date in seconds since 1970, not {asked[name][:40]!r}")
     return found

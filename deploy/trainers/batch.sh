@@ -8,12 +8,12 @@
 # `exec` matters: `B:` signals one process only, the batch shell, and this file has to be it.
 #
 # A file of its own, bash 4.2 or newer, nothing of ours is needed beside it. It
-# - passes SIGUSR1 (Slurm's warning before the time limit, `--signal=B:USR1@SECONDS`, or anybody's) to all tasks of the job,
+# - passes SIGUSR1 (Slurm's warning before the time limit, `--signal=B:USR1@SECONDS`, or a user's) to all tasks of the job,
 #   where deploy/trainers/*.py take it for the kill switch: save, and leave with 0;
 # - passes SIGTERM (scancel, preemption) to them, too, and never starts the job again after it;
 # - after a command that ended well *because* of SIGUSR1, starts the next job: --next=requeue (default; the same job id,
 #   needs --requeue), --next=submit (sbatch of the same script, so needs --script=FILE), or --next=none;
-# - counts these starts, and stops at --max-starts=N (default 100), so that no loop runs for ever;
+# - counts these starts, and stops at --max-starts=N (default 100), so that no loop is endless;
 # - ends with the command's exit code. A command that fails is the watchdog's business, not this file's.
 set -u
 

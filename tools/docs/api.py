@@ -37,7 +37,7 @@ QUERY = {
 
 REFUSALS = {
     "400": "The request is wrong; the sentence says how.",
-    "403": "The caller may not (`security.may`), or nobody knows who it is.",
+    "403": "The caller may not (`security.may`), or is not known.",
     "404": "There is no such incident, job or node, it is not the caller's, or there is no such request in this release.",
     "405": "The path has no such method.",
     "409": "It cannot be done now; `code` is `hangs` where `now` is needed.",

@@ -22,8 +22,8 @@ Generated from the detectors by `make docs`. [How it judges](how-it-judges.md) h
 
 A detector reports one kind of incident. Its name is the key below `detectors:` ([options](options.md)) and the label `kind` of the metrics. An incident
 resolves when its condition has been gone for two reports, or its job has ended. Detectors run from causes to consequences: an incident that an earlier
-one about the same job explains is kept and not announced; `show` says which. `operator_restart` is no detector: a person asked for a restart.
-Acts: *no*: it is reported only; *with a ladder of yours*: so is this, unless you configure one.
+one about the same job explains is kept and not announced; `show` says which. `operator_restart` is not a detector: it is a restart that a person asked for.
+*Acts: no* means that it is only reported, *Acts: with a ladder of yours* that it is only reported unless you configure a ladder.
 """
 LABEL = re.compile(r"^(Fires|Names|Acts|Note): ", re.MULTILINE)
 

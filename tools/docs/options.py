@@ -1,4 +1,4 @@
-"""Writes docs/options.md and config.example.yaml, every option of the configuration, from its schema: `python -m
+"""Writes docs/options.md, the options above `expert:`, and config.example.yaml, all of them, from the schema: `python -m
 tools.docs options example`. The text of an option is the docstring below it, or what a detector declares."""
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def system_files() -> dict[str, str]:
         if kind is not None and path.suffix == ".conf":
             found[inside] = f"usr/lib/{kind}.d/slurm-watchdog.conf"
         elif path.suffix != ".md":
-            raise PackageError(f"{inside}: nobody has said where it lies on a node (tools/packaging/layout.py)")
+            raise PackageError(f"{inside}: add where it is installed to tools/packaging/layout.py")
     if len(set(found.values())) != len(found):
         raise PackageError("two files of systemd/ would lie in one place (tools/packaging/layout.py)")
     return found

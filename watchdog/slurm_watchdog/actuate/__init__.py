@@ -1,1 +1,1 @@
-"""Levers. They execute and never think: what to pull, and when, is decided by the ladder."""
+"""What acts on jobs and nodes: each function carries out one operation. The ladder decides which, and when."""

@@ -306,6 +306,23 @@ def test_a_job_that_has_just_lost_a_rank_is_asked_without_a_reports_interval() -
     asyncio.run(story())
 
 
+def test_a_rank_is_lost_when_it_dies_and_not_when_its_parent_takes_note() -> None:
+    async def story() -> None:
+        state, commands = ClusterState(silent_after_s=600, report_lifetime_s=60), CommandQueue()
+        state.apply_slurm(SlurmView(jobs=(slurm_job(),), nodes=()), 0.0)
+        held = HeldAnswers(state, commands, lambda node: 1.05, frozenset[str]().__contains__)
+        alive, dead = (process(0), process(1)), (process(0), process(1, state="Z"))
+        looks = ((5.0, alive, False), (10.0, dead, True), (30.0, dead, False), (35.0, alive[:1], False))
+        for sequence, (at, mine, is_urgent) in enumerate(looks, 1):
+            report = Report(node="n1", boot_id="b", agent_id="a", sequence=sequence, processes=mine)
+            state.apply_report(report, at)
+            coming = held.coming("n1", at + 1.0)
+            assert (coming is not None) is is_urgent, at
+            assert coming is None or await coming == ()
+
+    asyncio.run(story())
+
+
 def test_an_answer_that_waits_has_what_is_asked_meanwhile_in_it() -> None:
     async def asked() -> tuple[DumpStacks, ...]:
         await asyncio.sleep(0)

@@ -14,7 +14,7 @@ from msgspec import inspect
 from slurm_watchdog.base.capped import CAPS, LeftOut, put_newest
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.reported_processes import ROWS
-from slurm_watchdog.model.observations import Role
+from slurm_watchdog.model.observations import Checkpoint, Role
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from tests.builders.memory_held import held
@@ -125,6 +125,16 @@ def test_state_of_a_node_that_says_new_things_in_every_report_levels_off() -> No
     warm = held(cluster, set())
     feed(cluster, range(WARM, ROUNDS))
     assert held(cluster, set()) <= 1.02 * warm
+
+
+def test_directories_that_a_hostile_node_names_push_out_none_of_an_honest_one() -> None:
+    cluster, honest = state(), Checkpoint(job_id="2", directory="/ours", step=1, path="/ours/1")
+    for sequence in range(1, 11):
+        theirs = tuple(Checkpoint(job_id="2", directory=f"/{sequence}/{n}", step=2, path="/x") for n in range(512))
+        for node, rows in ((HONEST, (honest,)), (HOSTILE, theirs)):
+            said = Report(node=node, boot_id="b", agent_id="a", sequence=sequence, checkpoints=rows)
+            assert cluster.apply_report(said, 5.0 * sequence) == "accepted"
+        assert "/ours" in cluster.runs._runs["2"].disk_steps
 
 
 def test_state_says_what_it_left_out_of_a_hostile_node_and_keeps_what_an_honest_one_says() -> None:

@@ -31,12 +31,13 @@ PROCESSES_OF_JOB = 1024  # Of one job on one node: 8 ranks with 64 loaders each,
 PROCESSES_OF_LARGE = 262_144  # … and on all its nodes, but never less than PROCESSES_AT_LEAST on each.
 PROCESSES_AT_LEAST = 128
 ROWS: dict[str, int] = {
-    "logs": 1024, "events": 8192, "mounts": 64, "hung_probes": 64, "gpus": 128, "node_events": 1024, "checkpoints": 512,
+    "logs": 1024, "events": 8192, "mounts": 64, "hung_probes": 64, "gpus": 128, "node_events": 1024, "checkpoints": 64,
     "gpu_holders": 512, "wishes": 1024, "results": 256, "problems": 64, "left_out": 64,
     "supervisors": 512, "usages": 1024, "pressures": 64, "links": 64,
 }  # fmt: skip
 """Rows of one report. What agents send at most: 24 log files and 3,000 lines a job, 16 mounts, 48 hung children, 64
-GPUs, 320 events of the node; a node has some dozen jobs at most (slurm_watchdog.agent.delivery.channel takes 512)."""
+GPUs, 64 directories with checkpoints, 320 events of the node; a node has some dozen jobs at most (its
+delivery.channel takes 512)."""
 INNER = 4096  # Entries of a list within a row, such as the processes of a GPU; NVML lists no more to an agent.
 ORDER = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
 

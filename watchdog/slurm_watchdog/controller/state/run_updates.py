@@ -54,6 +54,7 @@ def note_process(run: Run, key: ProcessKey, process: Process, made_at: float) ->
     dead_at = None
     if process.state in ("Z", "X"):
         dead_at = made_at if before is None or before[2] is None else before[2]
+        run.lost_at = max(run.lost_at, dead_at) if process.role is Role.RANK else run.lost_at
     run.processes[key] = (process, made_at, dead_at)
     if process.state in ("Z", "X", "T", "t") and (before is None or before[0].state != process.state):
         run.restless = True

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,17 @@ def test_open_files_of_a_new_process_are_listed_soon_again_and_of_old_ones_seldo
     assert all(len(pids) <= 3 for pids in asked[1:]), "old ones in turn"
     looks = sum(pid == 1 for pids in asked for pid in pids)
     assert 9 <= looks <= 14, f"in 2000 s one process was looked at {looks} times"
+
+
+def test_many_ranks_come_before_the_others_and_keep_none_of_them_out_for_ever() -> None:
+    probes = Answering()
+    logs = JobLogs(probes, (ROOT,), "n1", (), become_owner=False).open_logs  # type: ignore[arg-type]
+    here = [*(process("4", pid) for pid in range(1, 301)), replace_value(process("4", 999), role=Role.WORKER)]
+    for tick in range(2000):
+        logs.ask(here, 5.0 * tick, 1.0)
+        logs.apply(Answer(1, "identify", {}))
+    looks = [now for _, now, pids in probes.asked if 999 in pids]
+    assert len(looks) > 2 and max(later - now for now, later in pairwise(looks)) < 2 * 3600
 
 
 def test_the_table_of_mounts_is_read_again_when_the_kernel_says_that_it_has_changed_and_now_and_then_anyway() -> None:

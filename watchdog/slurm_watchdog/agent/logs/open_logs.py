@@ -39,6 +39,7 @@ LIST_FIRST_S, LIST_EVERY_S = 10.0, 300.0
 """Between two lists of a process's open files: it doubles. A trainer opens its log in its first minutes, if
 not at once; a list of 160 descriptors costs a millisecond."""
 LISTED_IN_TURN = 3  # Old processes in one tick: 180 in LIST_EVERY_S.
+RANKS_BEFORE_S = 3600.0  # Where more are due, a rank comes before others that have been due for less than this.
 MAX_LISTED = 128  # Processes whose open files are listed at once.
 
 
@@ -58,7 +59,7 @@ class OpenLogs:
         self._next = {key: due for key, due in self._next.items() if key in living}
         new = sorted(living.keys() - self._next.keys(), key=lambda key: (living[key].role is not Role.RANK, key))
         due = [key for key, (due, _) in self._next.items() if now >= due]
-        due.sort(key=lambda key: (living[key].role is not Role.RANK, self._next[key], key))
+        due.sort(key=lambda key: (self._next[key][0] + RANKS_BEFORE_S * (living[key].role is not Role.RANK), key))
         keys = [*new[:MAX_LISTED], *due[:LISTED_IN_TURN]]
         if self._listing or not keys:
             return []

@@ -65,8 +65,8 @@ FIRST = 10_000_000
 
 def collector(count: int) -> tuple[ProcessReader, Files]:
     files = Files()
-    made = ProcessReader(Probes(), files=files)  # type: ignore[arg-type]
-    made.table = ProcessTable(files)  # type: ignore[arg-type]
+    made = ProcessReader(Probes())  # type: ignore[arg-type]
+    made.table = ProcessTable(files.read)
     made.table.entries = {pid: entry(pid) for pid in range(FIRST, FIRST + count)}
     made.table._may_be_new = lambda: False  # type: ignore[method-assign]
     made._assign(False, {})

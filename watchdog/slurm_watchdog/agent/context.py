@@ -18,7 +18,7 @@ from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
 from slurm_watchdog.agent.gpu.reader import GpuReader
 from slurm_watchdog.agent.helper.requests import TASKS, Dispatch, Task, tasks_by_name
 from slurm_watchdog.agent.logs.job_logs import JobLogs
-from slurm_watchdog.agent.proc.files import Files, links_of
+from slurm_watchdog.agent.proc.files import links_of
 from slurm_watchdog.agent.proc.kmsg import KmsgFile
 from slurm_watchdog.agent.processes import identify
 from slurm_watchdog.agent.processes.delegated_proc import DelegatedFiles
@@ -88,7 +88,7 @@ def make_context(
         sections=Sections(),
         jobs=jobs,
         processes=ProcessReader(
-            workers, lambda: logs.mounts, files=far or Files(), owners=jobs.owners, read_seats=logs.seats
+            workers, lambda: logs.mounts, files=far, owners=jobs.owners, read_seats=logs.seats
         ),
         logs=logs,
         mounts=MountProber(

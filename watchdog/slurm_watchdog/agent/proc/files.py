@@ -85,14 +85,6 @@ def count_open_files(pid: int) -> int:
         return 0
 
 
-class Files:
-    """Reads files of /proc; DelegatedFiles does it through a helper where this process may not."""
-
-    def read(self, path: str) -> bytes:
-        """Raises OSError."""
-        return read_file(path)
-
-
 def read_cgroup(pid: int) -> JobStep | None:
     """Job and step that its control group names. Raises OSError."""
     return parse_cgroup(read_file(f"/proc/{pid}/cgroup").decode(errors="replace"))

@@ -29,7 +29,6 @@ from slurm_watchdog.agent.proc.entry import (
     parse_status,
 )
 from slurm_watchdog.agent.proc.files import (
-    Files,
     _reads_own_namespace,
     is_the_kernels,
     owner_of,
@@ -56,7 +55,7 @@ SAMPLED = 8192  # Processes among which a user's largest job is looked for, in e
 class ProcessTable:
     """Lists /proc in every tick and remembers it. `to_identify` and `suspects` wait for the child `identify`."""
 
-    files: Files = field(default_factory=Files)
+    read: Callable[[str], bytes] = read_file  # A file of /proc, whole. Raises OSError.
     entries: dict[int, Entry] = field(default_factory=dict)
     to_identify: set[int] = field(default_factory=set)  # Pids of entries of which the environment is wanted.
     suspects: set[int] = field(default_factory=set)  # Only a child may read more: in D from the first.
@@ -94,7 +93,7 @@ class ProcessTable:
             if entry is None:
                 continue
             try:
-                stat = parse_stat(self.files.read(f"/proc/{pid}/stat"))
+                stat = parse_stat(self.read(f"/proc/{pid}/stat"))
             except (OSError, ValueError):  # it ended
                 self._remove(pid)
                 continue

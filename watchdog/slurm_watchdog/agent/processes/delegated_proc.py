@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from slurm_watchdog.agent.proc.blocked_calls import NotSeenError
-from slurm_watchdog.agent.proc.files import Files
+from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.workers.answer_types import OpenDevices, ThreadCall, ThreadFacts
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ReadThreads, ThreadFile
@@ -27,7 +27,7 @@ AT_ONCE = 2048
 _PATH = re.compile(r"/proc/(\d+)(?:/task/(\d+))?/(io|syscall|wchan)")
 
 
-class DelegatedFiles(Files):
+class DelegatedFiles:
     """Reads through workers what this process may not read by itself."""
 
     def __init__(self, probes: WorkerPool, read_clock: Callable[[], float] = clock.monotonic):
@@ -59,7 +59,7 @@ class DelegatedFiles(Files):
         """Raises NotSeenError where no process could look, OSError where there is nothing (any more)."""
         match = _PATH.fullmatch(path)
         if match is None:
-            return super().read(path)
+            return read_file(path)
         pid, thread, name = int(match[1]), match[2], match[3]
         if thread is None:
             return (self._get(("io", pid, pid)).io or "").encode("latin-1")

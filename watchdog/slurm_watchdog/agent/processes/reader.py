@@ -15,7 +15,7 @@ import msgspec
 
 from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads
 from slurm_watchdog.agent.proc.entry import HANGS, LASTING_STATES, NEVER_SWITCHED_TO, Entry, Key, ProcessFacts
-from slurm_watchdog.agent.proc.files import Files, read_runnable_s
+from slurm_watchdog.agent.proc.files import read_file, read_runnable_s
 from slurm_watchdog.agent.proc.job_membership import assign
 from slurm_watchdog.agent.proc.system_call import (
     BlockedCallHistory,
@@ -96,8 +96,7 @@ class ProcessReader:
     read_mounts: Callable[[], tuple[Mount, ...]] = tuple
     """The agent's own, renewed by a child: where a process's own table does not come in time."""
     machine: str = os.uname().machine
-    files: Files = field(default_factory=Files)
-    """DelegatedFiles where this process may not read what other users' threads do, and a helper does it."""
+    files: DelegatedFiles | None = None  # Where a helper reads what other users' threads do, and this process may not.
     ours: frozenset[int] = frozenset()  # The agent and its children, by pid.
     problem: str | None = None  # What this agent may not see, in a sentence.
     owners: Mapping[str, int] = field(default_factory=dict)  # The jobs that Slurm has here, and whose (JobsHere).
@@ -112,11 +111,12 @@ class ProcessReader:
     _error_files: dict[str, dict[str, int | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.table = ProcessTable(self.files, spawner=self.probes.spawner_pid)
+        self._read = read_file if self.files is None else self.files.read
+        self.table = ProcessTable(spawner=self.probes.spawner_pid)
         self.identities = Identities(self.probes, self.table)
         self._may_look = bool(capabilities() >> CAP_SYS_PTRACE & 1)
-        self.threads = BlockedThreads(self.machine, self.files.read)
-        if isinstance(self.files, DelegatedFiles):
+        self.threads = BlockedThreads(self.machine, self._read)
+        if self.files is not None:
             self.threads.read_calls, self.threads.file_of = self.files.read_calls, self.files.file_of
 
     def collect(self, now: float, deadline_s: float) -> tuple[Process, ...]:
@@ -167,7 +167,7 @@ class ProcessReader:
     @property
     def unseen(self) -> str | None:
         """Why what other users' threads do was not seen in the last look; None where it was."""
-        if isinstance(self.files, DelegatedFiles) and self.files.unseen:
+        if self.files is not None and self.files.unseen:
             return "the helper did not answer: the ranks' system calls are unknown"
         return None
 
@@ -264,7 +264,7 @@ class ProcessReader:
                 "/proc hides the processes of other users (hidepid): their jobs are not seen. Give the agent's unit "
                 "the group that may see them (gid= of that mount): SupplementaryGroups="
             )
-        if isinstance(self.files, DelegatedFiles):
+        if self.files is not None:
             return None  # the helper looks
         hidden = [
             entry
@@ -284,7 +284,7 @@ class ProcessReader:
 
     def _announce(self, living: list[Entry], mains: list[Entry], turn: list[tuple[Key, list[int]]]) -> None:
         """Says at once what will be read in this tick: where it comes from a helper, one request is as dear as many."""
-        if not isinstance(self.files, DelegatedFiles):
+        if self.files is None:
             return
         self.files.begin()
         self.files.fetch(
@@ -319,9 +319,9 @@ class ProcessReader:
         is_rank = member.role is Role.RANK
         try:
             if self._reads_io(entry):
-                entry.io_bytes = parse_io_bytes(self.files.read(f"/proc/{pid}/io"))
+                entry.io_bytes = parse_io_bytes(self._read(f"/proc/{pid}/io"))
             if is_rank and (turn % SWITCHES_EVERY == 0 or entry.stat.state in NEVER_SWITCHED_TO):
-                status = self.files.read(f"/proc/{pid}/status")
+                status = self._read(f"/proc/{pid}/status")
                 entry.switches = parse_switches(status) + parse_switches(status, b"non")
             if is_rank and turn % SWITCHES_EVERY == 0:
                 entry.runnable_s = read_runnable_s(pid)

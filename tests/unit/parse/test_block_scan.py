@@ -165,6 +165,19 @@ def test_of_a_cascade_a_bounded_part_is_parsed_and_the_rest_counted() -> None:
     assert found.facts[-1][0].encode() == lines[-1]
 
 
+@pytest.mark.parametrize(
+    ("line", "errors"), [(b"step %d/9000 loss 0.3 error 0.01\n", 0), (b"[rank%d] CUDA out of memory\n", 9000 - 129)]
+)
+def test_lines_that_were_not_parsed_count_as_errors_only_where_those_of_their_shape_were(
+    line: bytes, errors: int
+) -> None:
+    memory = ShapeMemory(steps_in_full=128, evenly=1)
+    found = scan(b"".join(line % number for number in range(9000))[:-1], memory)
+    assert found.left_out > 0
+    assert found.errors_left_out <= errors
+    assert bool(found.errors_left_out) is bool(errors)
+
+
 def test_of_nothing_but_progress_the_first_the_last_and_an_even_choice_are_parsed() -> None:
     found = scan(b"".join(b"step %d/100000 | loss: %.3f |\n" % (n, 1 / (n + 1)) for n in range(100_000)))
     steps = [fact.step or 0 for _, fact in found.facts]

@@ -26,6 +26,7 @@ from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.progress_patterns import MAPPING_NEEDLES, Pattern
 from slurm_watchdog.knowledge.site_rows import SiteRows
+from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.training_log.line import Rows, all_rows, parse_line
 from slurm_watchdog.parse.training_log.text import LogFact
 
@@ -95,7 +96,7 @@ class Scan(msgspec.Struct):
 
     facts: list[tuple[str, LogFact]] = msgspec.field(default_factory=list)
     left_out: int = 0  # Lines that were not parsed, of a shape whose other lines gave facts.
-    errors_left_out: int = 0  # Of these, lines of a shape that may be an error.
+    errors_left_out: int = 0  # Of these, lines whose like were all errors: at least so many are.
     parsed: int = 0  # Lines that were given to parse_line.
     places: list[int] = msgspec.field(default_factory=list)  # Of each fact the line of the block, counted from 0.
     lines: int = 0  # How many line feeds the block has.
@@ -238,7 +239,8 @@ def _parse_alike(
     found.parsed += parsed
     if facts:
         found.left_out += len(places) - parsed
-        found.errors_left_out += (len(places) - parsed) * errors
+        if sum(fact.kind is EventKind.ERROR for _, _, fact in facts) == parsed:
+            found.errors_left_out += len(places) - parsed
     return facts
 
 

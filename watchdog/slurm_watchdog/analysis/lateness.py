@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import hypot, sqrt
 
-from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.base.averages import fmean, median
+from slurm_watchdog.base.memo import by_identity
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import JobView, Progress
 from slurm_watchdog.model.past_runs import WHOLE, RankKey, WaitBlock

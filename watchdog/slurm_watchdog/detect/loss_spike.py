@@ -12,7 +12,7 @@ from math import isfinite
 
 from slurm_watchdog.analysis.good_checkpoint import resumes_before
 from slurm_watchdog.analysis.loss_spikes import LEAST, NEWEST, Spike, find_spikes
-from slurm_watchdog.analysis.memo import by_identity
+from slurm_watchdog.base.memo import by_identity
 from slurm_watchdog.detect.spec import DetectorSpec, each_job
 from slurm_watchdog.knowledge.remediation_hints import hints_for
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, LossPoint

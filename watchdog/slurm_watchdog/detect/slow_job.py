@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.level_shift import Rise, find_creep, find_rise, quantum
 from slurm_watchdog.analysis.links import facts_of
-from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.analysis.slow_node_suspects import is_first_run, present_speed, search_facts
 from slurm_watchdog.analysis.step_statistics import comparable
 from slurm_watchdog.base.averages import median
+from slurm_watchdog.base.memo import by_identity
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.spec import DetectorSpec, each_job
 from slurm_watchdog.knowledge.limits import option

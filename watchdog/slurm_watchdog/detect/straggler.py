@@ -18,8 +18,8 @@ from math import erfc, hypot, sqrt
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.lateness import LEAST_BLOCKS, LEAST_RANKS, LEAST_SPREAD, shares
-from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.base.averages import median
+from slurm_watchdog.base.memo import by_identity
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.slow_job import Slowdown, SlowJob, slowdown_finding, slowdown_of
 from slurm_watchdog.detect.spec import DetectorSpec, each_job

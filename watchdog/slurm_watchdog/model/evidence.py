@@ -37,7 +37,7 @@ class SocketBytes(Struct):
     moved: int  # Bytes that arrived, and those that the other end has acknowledged, since it was made.
 
 
-class ProcessStack(Struct, gc=True, weakref=True):
+class ProcessStack(Struct, gc=True, dict=True):
     """The Python stacks of one process, or why there are none."""
 
     node: str

@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from slurm_watchdog.analysis.memo import Series
 from slurm_watchdog.base.averages import median, midmean
+from slurm_watchdog.base.memo import Series
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.cluster_view import LossPoint, StepTime
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from slurm_watchdog.analysis.memo import Series
+from slurm_watchdog.base.memo import Series
 from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, call_of, locate
 from slurm_watchdog.diagnose.stacks.waiting import ProcessKey, frames_key
 from slurm_watchdog.knowledge.stack_frames import Place

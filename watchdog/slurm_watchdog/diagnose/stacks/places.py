@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import takewhile
 
-from slurm_watchdog.base.by_identity import ByIdentity
 from slurm_watchdog.base.late_regex import late_regex
+from slurm_watchdog.base.memo import by_identity
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.kernel_causes import TRACE_WORDS
 from slurm_watchdog.knowledge.stack_frames import (
@@ -247,16 +247,11 @@ def locate(stack: ProcessStack) -> RankPlace:
 
     Every look asks this of the same dumps, several times: 30 % of the time in which 128 ranks were judged.
     """
-    return _located_by(frame_table())(stack)
+    return _locate(stack, frame_table())
 
 
-@lru_cache(maxsize=1)
-def _located_by(table: FrameTable) -> ByIdentity[ProcessStack, RankPlace]:
-    """Places by the rows in force: a site's new rows begin with none."""
-    return ByIdentity(_locate)
-
-
-def _locate(stack: ProcessStack) -> RankPlace:
+@by_identity
+def _locate(stack: ProcessStack, _rows_in_force: FrameTable) -> RankPlace:
     thread = main_thread(stack)
     rank = stack.rank if stack.rank is not None else -1
     key = (stack.node, stack.pid, stack.start_ticks)

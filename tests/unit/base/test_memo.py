@@ -6,8 +6,10 @@ import weakref
 from collections.abc import Mapping
 
 import pytest
+from msgspec.structs import replace
 
-from slurm_watchdog.analysis.memo import Series, by_identity
+from slurm_watchdog.base.memo import Series, by_identity
+from slurm_watchdog.base.structs import Struct
 
 
 @pytest.fixture
@@ -50,6 +52,20 @@ def test_of_a_plain_tuple_nothing_is_remembered(asked: list[int]) -> None:
 
     assert [length((1, 2)), length(()), length((1, 2))] == [2, 0, 2]
     assert asked == [2, 0, 2]
+
+
+def test_a_value_with_a_dictionary_is_asked_once_and_one_made_from_it_again(asked: list[int]) -> None:
+    class Large(Struct, gc=True, dict=True):
+        number: int
+
+    @by_identity
+    def double(value: Large) -> int:
+        asked.append(value.number)
+        return 2 * value.number
+
+    one = Large(number=1)
+    assert [double(one), double(one), double(replace(one, number=2)), double(Large(number=1))] == [2, 2, 4, 2]
+    assert asked == [1, 2, 1]
 
 
 def test_an_answer_goes_with_its_series() -> None:

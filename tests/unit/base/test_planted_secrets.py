@@ -149,8 +149,8 @@ def every_exit(text: str, directory: Path) -> dict[str, str]:
     record = logging.LogRecord("slurm_watchdog", logging.WARNING, "x.py", 1, "incident: %s", (text,), None)
     found = {route: body for route, (_, body) in answers.items()}
     found |= {
-        f"bundle {file.name}": file.data.decode(errors="replace")
-        for file in bundle_files(explanation, lambda piece: documents[piece["number"]])
+        f"bundle {name}": data.decode(errors="replace")
+        for name, data in bundle_files(explanation, lambda piece: documents[piece["number"]])
     }
     found |= {
         "report": msgspec.json.encode(report).decode(), "agent": repr({name: each for name, each in read.items() if name != "frames"}), "webhook": json.dumps(event_json(notice, SITE), default=str),

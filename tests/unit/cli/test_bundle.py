@@ -66,7 +66,7 @@ EXPLANATION: dict[str, Any] = {
 
 
 def written() -> dict[str, bytes]:
-    return {file.name: file.data for file in node_files("n1", NODE)}
+    return dict(node_files("n1", NODE))
 
 
 def test_stacks_are_written_as_py_spy_prints_them_with_what_moved_last() -> None:
@@ -108,7 +108,7 @@ def test_names_of_files_are_harmless(name: str, safe: str) -> None:
 
 
 def test_no_file_lies_outside_and_two_collections_do_not_hide_each_other() -> None:
-    names = [file.name for file in bundle_files(EXPLANATION, lambda piece: NODE)]
+    names = [name for name, _ in bundle_files(EXPLANATION, lambda piece: NODE)]
     assert len(names) == len(set(names))
     assert "stacks/n1-2/rank-3.txt" in names
     assert not [name for name in names if name.startswith("/") or ".." in name.split("/")]

@@ -117,8 +117,7 @@ def test_explain_page_and_bundle_of_two_incidents_show_the_same_stacks_to_those_
     def fetch(piece: Any) -> Any:
         return asyncio.run(answers(door(), f"/v1/incidents/{piece['incident']}/evidence/{piece['number']}"))[0]
 
-    files = bundle_files(told, fetch)
-    bundle = {file.name: file.data for file in files}
+    bundle = dict(bundle_files(told, fetch))
     assert "stacks/n1/rank-3.txt" in bundle
     assert json.loads(bundle["diagnosis.json"]) == SHARED
     (owner_s,) = asyncio.run(answers(make_app(controller, lambda _: Person(OWNER)), "/v1/incidents/second"))

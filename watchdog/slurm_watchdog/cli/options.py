@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pwd
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -89,6 +90,13 @@ def _job(given: str) -> str:
     return text
 
 
+def _uid(text: str) -> int:
+    try:
+        return int(text) if text.isdecimal() else pwd.getpwnam(text).pw_uid
+    except KeyError:
+        raise ValueError(f"no user {text!r} on this machine; give the uid: --user 1000") from None
+
+
 def _seconds(text: str) -> float:
     from slurm_watchdog.config.types import parse_duration
 
@@ -121,7 +129,7 @@ def _date(text: str) -> float:
         raise ValueError(f"{text!r} is not a date such as 2026-11-01 or 2026-11-01T06:00") from None
 
 
-_PARSED = {"J": _job, "JOB": _job, "TIME": _seconds, "NODE": _nodes, "KIND": _kind, "DATE": _date}
+_PARSED = {"J": _job, "JOB": _job, "TIME": _seconds, "NODE": _nodes, "KIND": _kind, "DATE": _date, "UID": _uid}
 _PARSED |= dict.fromkeys(("JOB|PATH", "INCIDENT|JOB|NODE"), _whole)
 TYPES: dict[str, click.ParamType[Any]] = {name: Value(name, parse) for name, parse in _PARSED.items()}
 TYPES |= dict.fromkeys(("F", "FILE", "TRACE", "F.tar.zst", "SCRIPT", "FILE|DIR"), click.Path(allow_dash=True))

@@ -136,7 +136,12 @@ def _job(client: Client, job_id: str, everything: bool, accounting: bool) -> tup
     found = client.get(Report, "/v1/report", job=job_id, **{"from": 0})
     incidents = client.get(list[Incident], "/v1/incidents", job=job_id)[:MAX_INCIDENTS]
     explained = [client.get(Explanation, "/v1/incidents/{}", each.id) for each in incidents]
-    recorded, why_not = _recorded(job_id) if accounting and not is_of_run(client.path) else ([], "")
+    recorded, why_not = list[RunRecord](), ""
+    if accounting and not is_of_run(client.path):
+        try:
+            recorded = asyncio.run(read_accounting(Commands("", os.environ), job_id))
+        except NoAccounting as error:
+            why_not = str(error)
     before, ends = paired(found.runs, recorded)
     known = [{"run": place} | msgspec.to_builtins(each) for place, each in sorted(ends.items())]
     told = {"runs": msgspec.to_builtins(before), "known_runs": known, "problem": why_not}
@@ -157,14 +162,6 @@ def is_of_run(path: str) -> bool:
 
     directory = str(Path(path).absolute().parent)
     return any(each.command == "run" and each.directory == directory for each in read_runs(own_place()))
-
-
-def _recorded(job_id: str) -> tuple[list[RunRecord], str]:
-    """The runs that accounting has, and why it is of no use."""
-    try:
-        return asyncio.run(read_accounting(Commands("", os.environ), job_id)), ""
-    except NoAccounting as error:
-        return [], str(error)
 
 
 def _node(client: Client, node: str, everything: bool, no_incident: ClientError) -> Answer:

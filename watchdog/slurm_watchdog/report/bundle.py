@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
@@ -45,13 +45,7 @@ NODE/log-NAME.txt      the end of a log; kernel.txt: of the node's kernel log
 NODE/node.txt          versions, settings, core files and the rest of its answer; node.json has all, for programs
 """
 Fetch = Callable[[Any], Any]  # The document of one piece of an explanation's evidence.
-
-
-class File(NamedTuple):
-    """One file of a bundle."""
-
-    name: str
-    data: bytes
+File = tuple[str, bytes]  # Its name in the bundle, and what is in it.
 
 
 def check_name(path: str) -> None:
@@ -79,10 +73,10 @@ def write_bundle(path: str, explanation: Any, fetch: Fetch) -> int:
             os.fdopen(os.open(partial, flags, 0o600), "wb") as raw,
             tarfile.open(fileobj=raw, mode="w:gz" if path.endswith("gz") else "w") as tar,
         ):
-            for file in chain([File("README.txt", text.encode())], bundle_files(explanation, fetch)):
-                about = tarfile.TarInfo(f"incident-{safe_name(incident_id)}/{file.name}")
-                about.size, about.mtime, about.mode = len(file.data), int(made_at), 0o600
-                tar.addfile(about, io.BytesIO(file.data))
+            for name, data in chain([("README.txt", text.encode())], bundle_files(explanation, fetch)):
+                about = tarfile.TarInfo(f"incident-{safe_name(incident_id)}/{name}")
+                about.size, about.mtime, about.mode = len(data), int(made_at), 0o600
+                tar.addfile(about, io.BytesIO(data))
                 count += 1
         if path.endswith(".zst"):
             subprocess.run(["zstd", "-q", partial, "-o", path], check=True, capture_output=True)
@@ -100,8 +94,8 @@ def bundle_files(explanation: Any, fetch: Fetch) -> Iterator[File]:
     """Every file of the bundle but the README; one node's evidence in memory at a time."""
     pieces = explanation.get("evidence", [])
     index = [{key: piece[key] for key in INDEXED if key in piece} for piece in pieces]
-    yield File("incident.json", _json(explanation | {"evidence": index}))
-    yield File("timeline.txt", _lines(f"{moment(at['at'])}  {at['text']}" for at in explanation.get("timeline", [])))
+    yield "incident.json", _json(explanation | {"evidence": index})
+    yield "timeline.txt", _lines(f"{moment(at['at'])}  {at['text']}" for at in explanation.get("timeline", []))
     taken: Counter[str] = Counter()
     for piece in pieces:
         document = piece.get("document")
@@ -115,7 +109,7 @@ def bundle_files(explanation: Any, fetch: Fetch) -> Iterator[File]:
         if of_node:
             yield from node_files(place, document)
         else:
-            yield File(f"{place}.json", _json(document))
+            yield f"{place}.json", _json(document)
 
 
 def node_files(place: str, node: dict[str, Any]) -> Iterator[File]:
@@ -125,21 +119,21 @@ def node_files(place: str, node: dict[str, Any]) -> Iterator[File]:
         folder = f"{place}/pid-{pid}" if number is None else f"{place}/rank-{int(number)}"
         folder += "" if is_rank else f"-worker-{pid}"
         # A rank's stacks are by themselves: beside other text, their reader takes that text for processes.
-        yield File(f"stacks/{folder}.txt" if is_rank else f"{folder}/stacks.txt", _lines(stack_lines(each)))
-        yield File(f"{folder}/state.txt", _lines(plain({key: each[key] for key in each if key != "dumps"})))
+        yield f"stacks/{folder}.txt" if is_rank else f"{folder}/stacks.txt", _lines(stack_lines(each))
+        yield f"{folder}/state.txt", _lines(plain({key: each[key] for key in each if key != "dumps"}))
     for file in node.get("files", []):
         if file.get("content"):
             folder = place if file.get("rank") is None else f"{place}/rank-{int(file['rank'])}"
-            yield File(f"{folder}/flight_recorder.pickle", unpacked(file["content"]))
+            yield f"{folder}/flight_recorder.pickle", unpacked(file["content"])
     for path, lines in node.get("log_lines", []):
         end = _lines([f"# the end of {path}", *lines])
-        yield File(f"{place}/log-{safe_name(os.path.basename(path))}.txt", end)
+        yield f"{place}/log-{safe_name(os.path.basename(path))}.txt", end
     if node.get("kernel_lines"):
-        yield File(f"{place}/kernel.txt", _lines(node["kernel_lines"]))
+        yield f"{place}/kernel.txt", _lines(node["kernel_lines"])
     files = [{key: file[key] for key in file if key != "content"} for file in node.get("files", [])]
     rest = {key: node[key] for key in node if key not in ("ranks", "log_lines", "kernel_lines")}
-    yield File(f"{place}/node.txt", _lines(plain(rest | {"files": files})))
-    yield File(f"{place}/node.json", _json(node | {"files": files}))
+    yield f"{place}/node.txt", _lines(plain(rest | {"files": files}))
+    yield f"{place}/node.json", _json(node | {"files": files})
 
 
 def plain(document: dict[str, Any], margin: str = "") -> Iterator[str]:

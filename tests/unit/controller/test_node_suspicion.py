@@ -36,7 +36,7 @@ def test_suspicions_are_the_worst_first_without_those_of_whom_nothing_counts() -
 def test_the_newest_events_are_its_reasons() -> None:
     events = by_node([event(3, place=GPU, incident_id="i1"), event(10, kind="dead_rank", incident_id="i2")])["n1"]
     found = suspicion_of("n1", events, NOW)
-    assert "3 days ago (incident i1); " in found.reasons and found.reasons.endswith("10 days ago (incident i2)")
+    assert "3.0 d ago (incident i1); " in found.reasons and found.reasons.endswith("10.0 d ago (incident i2)")
 
 
 def test_of_a_synthetic_year_of_1000_nodes_the_three_lemons_are_suspect_at_their_third_event() -> None:

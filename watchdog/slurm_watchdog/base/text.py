@@ -46,17 +46,16 @@ def _harmless(char: str) -> str:
     return "\N{REPLACEMENT CHARACTER}" if unicodedata.category(char)[0] == "C" else char
 
 
-def duration(seconds: float) -> str:
-    """45 s, 12 min, 3 h 05 min."""
+def duration(seconds: float | None) -> str:
+    """0.83 s, 45 s, 12 min, 3 h 05 min, 2.5 d; `-` for None."""
+    if seconds is None:
+        return "-"
     if seconds < 120:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{round(seconds, 3):.2g} s"
     minutes = round(seconds / 60)
+    if minutes >= 2880:
+        return f"{seconds / 86400:.1f} d"
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def ago(age_s: float) -> str:
-    """`3 days ago`, `5 h 10 min ago`."""
-    return f"{age_s / 86400:.0f} days ago" if age_s >= 2 * 86400 else f"{duration(age_s)} ago"
 
 
 def ordinal(number: int) -> str:

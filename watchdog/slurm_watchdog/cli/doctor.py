@@ -13,7 +13,7 @@ from msgspec import to_builtins
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.python310 import run_code
-from slurm_watchdog.base.text import plural
+from slurm_watchdog.base.text import duration, plural
 from slurm_watchdog.cli import options
 from slurm_watchdog.cli.client import find
 from slurm_watchdog.cli.options import Answer, Asked, ClientError, Refusal, command
@@ -25,7 +25,6 @@ from slurm_watchdog.doctor.finding import Advice, Level, examine, exit_code, ran
 from slurm_watchdog.doctor.node import misspelt, read_node, run
 from slurm_watchdog.model.documents import Status
 from slurm_watchdog.model.incidents import Severity
-from slurm_watchdog.report.words import duration
 
 STYLES = {level.lower(): style for level, style in LEVELS} | {"hint": "cyan"}
 PROGRAM = "from slurm_watchdog.cli.main import main; main()"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_watchdog.base.text import fold, plural, to_show, width_of
-from slurm_watchdog.report.words import advice, as_text, duration, hours, moment, more, node_time, who, with_reason
+from slurm_watchdog.base.text import duration, fold, plural, to_show, width_of
+from slurm_watchdog.report.words import advice, as_text, hours, moment, more, node_time, who, with_reason
 
 if TYPE_CHECKING:
     from jinja2 import Environment

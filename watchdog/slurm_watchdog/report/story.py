@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from slurm_watchdog.base.text import plural
+from slurm_watchdog.base.text import duration, plural
 from slurm_watchdog.model.documents import ActionRun, Answered, DecisionSummary, Explanation, Incident, SelectedJob
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.run_record import Report, RunRecord
 from slurm_watchdog.model.slurm_states import ALIVE
-from slurm_watchdog.report.words import as_text, duration, who
+from slurm_watchdog.report.words import as_text, who
 
 if TYPE_CHECKING:
     from slurm_watchdog.knowledge.remediation_hints import Hint

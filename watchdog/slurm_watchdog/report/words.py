@@ -7,17 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from slurm_watchdog.base import text
 from slurm_watchdog.base.text import plural
-
-
-def duration(seconds: float | None) -> str:
-    """`0.8 s`, `45 s`, `12 min`, `3 h 05 min`, `2.0 d`; `-` for None."""
-    if seconds is None:
-        return "-"
-    if seconds < 10:
-        return f"{seconds:.2g} s"
-    return text.duration(seconds) if seconds < 172800 else f"{seconds / 86400:.1f} d"
 
 
 def moment(at: float | None) -> str:

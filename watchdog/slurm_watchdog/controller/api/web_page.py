@@ -201,7 +201,7 @@ def is_trusted(address: str | None, proxies: Iterable[str]) -> bool:
 @cache
 def template() -> Template:
     environment = Environment(autoescape=True, finalize=shown, trim_blocks=True, lstrip_blocks=True)
-    filters = (cells, date, figure, fold, grouped, having, known, label, nearest_first, part, plural, points, seconds)
+    filters = (cells, date, duration, figure, fold, grouped, having, known, label, nearest_first, part, plural, points)
     environment.filters |= {each.__name__: each for each in (*filters, split_by)}
     environment.globals["ticks"] = ticks
     return environment.from_string((files(__package__) / "static/page.html.j2").read_text("utf-8"))
@@ -224,12 +224,6 @@ def known(value: object) -> object:
 def date(at: float | None, shape: str = "%Y-%m-%d %H:%M:%S") -> str:
     """As in a terminal and in Slurm's logs: where the controller is."""
     return datetime.fromtimestamp(at, tz=timezone.utc).astimezone().strftime(shape) if at else "-"
-
-
-def seconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return duration(value) if value >= 10 else f"{value:.{2 if value < 1 else 1}f} s"
 
 
 def figure(value: float | None, shape: str, factor: float = 1.0) -> str:

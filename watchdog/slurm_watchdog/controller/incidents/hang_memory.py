@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
-from slurm_watchdog.base.text import ago, ordinal
+from slurm_watchdog.base.text import duration, ordinal
 from slurm_watchdog.diagnose.stacks.places import RankPlace, locate
 from slurm_watchdog.diagnose.stacks.waiting import frames_key
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StackSnapshot
@@ -78,8 +78,8 @@ class HangMemory:
         who = f", rank {last.rank} on {last.node}" if last.node else ""
         more = f"; {len(before)} times in all before" if len(before) > 1 else ""
         return (
-            f"it hangs in the same place as incident {last.incident_id}, {ago(this.at - last.at)} (job {last.job_id}"
-            f"{who}{at_step}): {this.where}{more}"
+            f"it hangs in the same place as incident {last.incident_id}, {duration(this.at - last.at)} ago "
+            f"(job {last.job_id}{who}{at_step}): {this.where}{more}"
         )
 
     def why_held(self, incident_id: str) -> str | None:

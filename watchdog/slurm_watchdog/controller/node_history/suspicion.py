@@ -19,7 +19,7 @@ from msgspec import structs
 
 from slurm_watchdog.analysis.slurm_nodes import CROWD_NODES, CROWD_S
 from slurm_watchdog.base.structs import picked
-from slurm_watchdog.base.text import ago, one_line
+from slurm_watchdog.base.text import duration, one_line
 from slurm_watchdog.controller.policy.access import Operators, Person
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.detect.spec import Subject
@@ -220,9 +220,8 @@ def event_words(each: Counted, node: str, now: float) -> str:
     """An event in words, in the history of `node`, for everybody."""
     event = each.event
     incident = f" (incident {event.incident_id})" if event.incident_id else ""
-    return (
-        f"{kind_words(event.kind)} {ago(now - event.at)}{f', in {event.node}' if event.node != node else ''}{incident}"
-    )
+    where = f", in {event.node}" if event.node != node else ""
+    return f"{kind_words(event.kind)} {duration(now - event.at)} ago{where}{incident}"
 
 
 def blamed(about: Incident | Finding) -> tuple[tuple[str, str], ...]:

@@ -36,7 +36,7 @@ def parse_frame(line: str) -> Frame | None:
     if not found or not name or not inner or re.search(r"(?<!:): |^(Arguments|Locals)|^[-*>•] |= ", name):
         return None
     file, colon, digits = inner.rpartition(":")
-    numbered = bool(colon) and digits.isdigit() and len(digits) < 9
+    numbered = bool(colon) and digits.isdecimal() and len(digits) < 9
     number = int(digits) if numbered else 0
     file = file if numbered else inner
     code = re.search(r"\.(pyx?|pyc|so|c|cc|cpp|cu|h|hpp|rs|S)\b|^<.*>$|^lib|python[\d.]*$|^\[|^\?+$|^[\w./-]+$", file)

@@ -133,11 +133,14 @@ def _shown(each: Evidence) -> tuple[Diagnosis | None, list[str]]:
 
 def _job(client: Client, job_id: str, everything: bool, accounting: bool) -> tuple[Answer, bool]:
     """A job, and whether one of this id is known."""
+    from slurm_watchdog.standalone.own_runs import read_runs
+
     found = client.get(Report, "/v1/report", job=job_id, **{"from": 0})
     incidents = client.get(list[Incident], "/v1/incidents", job=job_id)[:MAX_INCIDENTS]
     explained = [client.get(Explanation, "/v1/incidents/{}", each.id) for each in incidents]
     recorded, why_not = list[RunRecord](), ""
-    if accounting and not is_of_run(client.path):
+    directory = str(Path(client.path).absolute().parent)  # of a `run`, which is no job of accounting's
+    if accounting and not any(each.command == "run" and each.directory == directory for each in read_runs(own_place())):
         try:
             recorded = asyncio.run(read_accounting(Commands("", os.environ), job_id))
         except NoAccounting as error:
@@ -154,14 +157,6 @@ def _job(client: Client, job_id: str, everything: bool, accounting: bool) -> tup
     whole = {"report": found, "incidents": explained, "accounting": told}
     print_all = partial(_print, everything, job_id, "story", newest=NEWEST, **values)
     return Answer(whole, print_all), bool(found.runs or incidents or recorded)
-
-
-def is_of_run(path: str) -> bool:
-    """Whether a `run` of this user's is asked, by its socket or its journal: it is no job of accounting's."""
-    from slurm_watchdog.standalone.own_runs import read_runs
-
-    directory = str(Path(path).absolute().parent)
-    return any(each.command == "run" and each.directory == directory for each in read_runs(own_place()))
 
 
 def _node(client: Client, node: str, everything: bool, no_incident: ClientError) -> Answer:

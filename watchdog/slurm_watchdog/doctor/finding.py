@@ -69,14 +69,11 @@ def examine(subject: str, facts: Facts) -> tuple[Advice, ...]:
     for name, level, condition, *texts in rules()[subject]:
         if all(holds(word, facts) for word in condition.split()):
             sentence, evidence, add = (text.format_map(facts) for text in texts)
-            found.append(Advice(name, _level(level, facts), sentence, evidence, add, where))
+            word, _, either = level.rpartition("?")
+            yes, _, no = either.partition(":")
+            how_bad = Level(yes if not word or holds(word, facts) else no)
+            found.append(Advice(name, how_bad, sentence, evidence, add, where))
     return tuple(found)
-
-
-def _level(text: str, facts: Facts) -> Level:
-    word, _, either = text.rpartition("?")
-    yes, _, no = either.partition(":")
-    return Level(yes if not word or holds(word, facts) else no)
 
 
 def holds(word: str, facts: Facts) -> bool:

@@ -123,7 +123,8 @@ def read_node(config: Config, service: str, node: str) -> Facts:
     if not agent:
         return {**facts, "open_secret": read_open_secret(config.notify.secret_files())}
     devices = len([p for p in Path("/dev").glob("nvidia[0-9]*") if p.name[6:].isdecimal()])
-    nvml, gpus = read_nvml() if devices else (None, None)
+    code, said = run([sys.executable, "-c", NVML_PROGRAM]) if devices else (0, "")  # in a child: the driver may hang
+    gpus = int(said) if code == 0 and said.isdecimal() else None
     url = next(iter(config.controller_urls), "")
     controller_problem, ahead_s = read_controller(url, files) if url else (None, None)
     asked = ((each, read_controller(each, files)[0]) for each in config.controller_urls[1:])
@@ -136,7 +137,7 @@ def read_node(config: Config, service: str, node: str) -> Facts:
         "hidepid": any(re.search("hidepid=(?!0|off)", line) for line in mounts),
         "kernel_log_problem": read_kernel_log(config.agent.kernel_log),
         "gpu_devices": devices,
-        "nvml_problem": nvml,
+        "nvml_problem": last_words(said) or "no answer" if devices and gpus is None else None,
         "nvml_gpus": gpus,
         "gpus_missing": None if gpus is None else devices - gpus,
         "controller_url": url,
@@ -160,12 +161,6 @@ def read_directory(path: str) -> tuple[str | None, str | None, int | None]:
         return fs_type, "it is not there" if "FileNotFoundError" in said else said[-100:], None
     writable, free = said.split()
     return fs_type, None if writable == "1" else "not writable for you", int(free)
-
-
-def read_nvml() -> tuple[str | None, int | None]:
-    """(why NVML does not answer, number of GPUs), asked in a child: the driver may hang."""
-    code, said = run([sys.executable, "-c", NVML_PROGRAM])
-    return (None, int(said)) if code == 0 and said.isdecimal() else (last_words(said) or "no answer", None)
 
 
 def read_munge(where: str = "") -> bool | None:

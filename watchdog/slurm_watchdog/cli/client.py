@@ -63,15 +63,16 @@ class Client:
     def get(self, kind: type[T], path: str, *parts: object, **query: object) -> T:
         """A document of this type. `path` has `{}` for each of `parts`; what of `query` is None is not asked for."""
         asked = urlencode({name: value for name, value in query.items() if value is not None})
-        return self._ask("GET", _filled(path, parts) + (f"?{asked}" if asked else ""), kind, b"")
+        return self._ask("GET", path, parts, f"?{asked}" if asked else "", kind, b"")
 
     def post(self, kind: type[T], path: str, *parts: object, body: msgspec.Struct | None = None) -> T:
         """What is answered to a request that changes something, or has much in it."""
         given = json.dumps({} if body is None else msgspec.to_builtins(body), ensure_ascii=False)
         # Half a character, as of a terminal that is not in UTF-8, becomes a question mark.
-        return self._ask("POST", _filled(path, parts), kind, given.encode(errors="replace"))
+        return self._ask("POST", path, parts, "", kind, given.encode(errors="replace"))
 
-    def _ask(self, method: str, target: str, kind: type[T], body: bytes) -> T:
+    def _ask(self, method: str, path: str, parts: tuple[object, ...], query: str, kind: type[T], body: bytes) -> T:
+        target = path.format(*(quote(str(each), safe="") for each in parts)) + query
         with told():
             status, reason, data = self._exchange(method, target, body)
         if status >= 400:
@@ -121,10 +122,6 @@ class Client:
         return ClientError(
             *known.get(type(error), (f"Talking to the controller on {self.path} failed: {reason}.", look))
         )
-
-
-def _filled(path: str, parts: tuple[object, ...]) -> str:
-    return path.format(*(quote(str(each), safe="") for each in parts))
 
 
 def find(asked: Asked, incident_id: str | None = None) -> Client:

@@ -75,7 +75,12 @@ def show(asked: Asked, what: str, bundle: str | None, accounting: bool, **given:
     except ClientError as error:
         if error.http_status != 404 or bundle is not None or not NODE_SET.fullmatch(what):
             raise
-        return job or _node(client, what, everything, error)
+        if job is not None:
+            return job
+        try:
+            return of_node(client.get(NodeHistory, "/v1/nodes/{}", what), everything)
+        except ClientError as other:  # where no node of this name is known either: no incident is
+            raise (error if other.http_status in (400, 404, 409, None) else other) from other
     return _incident(client, found, everything, bundle, asked.json)
 
 
@@ -157,14 +162,6 @@ def _job(client: Client, job_id: str, everything: bool, accounting: bool) -> tup
     whole = {"report": found, "incidents": explained, "accounting": told}
     print_all = partial(_print, everything, job_id, "story", newest=NEWEST, **values)
     return Answer(whole, print_all), bool(found.runs or incidents or recorded)
-
-
-def _node(client: Client, node: str, everything: bool, no_incident: ClientError) -> Answer:
-    """A node. Raises `no_incident` if none of this name is known."""
-    try:
-        return of_node(client.get(NodeHistory, "/v1/nodes/{}", node), everything)
-    except ClientError as error:
-        raise (no_incident if error.http_status in (400, 404, 409, None) else error) from error
 
 
 def of_node(found: NodeHistory, everything: bool = True) -> Answer:

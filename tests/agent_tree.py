@@ -8,11 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from http.server import ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,9 +18,8 @@ import pytest
 
 from slurm_watchdog.model.protocol import JobWatch, Reply
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.codec import decode_report, encode_reply
 from tests.munged import munged
-from tests.proven_server import Proof, handler
+from tests.proven_server import serving
 from tests.rig.rights import Place
 
 ALONE = "TEST_IS_ALONE"
@@ -76,20 +73,15 @@ class Receiver:
         self.reply = Reply(controller_id="test", watch=tuple(watched(job) for job in jobs))
         self._open = ExitStack()
         self.munged = self._open.enter_context(munged())
-        receive = handler(Proof(self.munged, frozenset({ANOTHER_USER})), self._take)
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), receive)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.port = self._open.enter_context(serving(self.munged, self._take, frozenset({ANOTHER_USER})))
+        self.url = f"http://127.0.0.1:{self.port.number}"
 
     def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
         self._open.close()
 
-    def _take(self, body: bytes) -> bytes:
-        self.reports.append((time.monotonic(), decode_report(body)))
-        return encode_reply(self.reply)
+    def _take(self, report: Report) -> Reply:
+        self.reports.append((time.monotonic(), report))
+        return self.reply
 
     def last(self) -> Report:
         return self.reports[-1][1]

@@ -87,7 +87,6 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=200, help="on them, equally large (default 200)")
     parser.add_argument("--faults", type=int, default=60, help="injected while it is measured (default 60)")
     parser.add_argument("--workers", type=int, default=0, help="data loaders a rank (default 0)")
-    parser.add_argument("--always-full", action="store_true", help="agents that know no reports of changes")
     parser.add_argument("--tls", action="store_true", help="the controller's fleet over mutual TLS")
     parser.add_argument("--load-only", action="store_true", help="no restart and no outage of the fleet")
     parser.add_argument(
@@ -195,7 +194,6 @@ def _controller(figures: Figures, options: argparse.Namespace) -> None:
             seconds=options.seconds,
             warm_up_s=options.warm_up,
             faults=options.faults,
-            always_full=options.always_full,
             tls=options.tls,
             restart=not options.load_only,
             outage=not options.load_only,

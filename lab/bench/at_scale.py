@@ -51,7 +51,6 @@ class Options:
     warm_up_s: float = 30.0
     faults: int = 60
     """Nodes of which a GPU falls off the bus, one after the other, over the time of the measurement."""
-    always_full: bool = False
     tls: bool = False
     """Whether agents prove themselves by certificates, not by MUNGE; the figures are then called `controller_tls.…`."""
     restart: bool = True
@@ -187,7 +186,6 @@ def _measure_load(figures: Figures, here: Scene) -> list[int]:
     )
     figures.add("controller.report_interval_s", asked_s, "s")
     figures.add("controller.report_bytes", tally["bytes_out"] / max(1, tally["sent"]), "B")
-    figures.add("controller.full_reports_percent", 100 * tally["full"] / max(1, tally["sent"]), "%")
     figures.add("controller.cpu_percent_of_core", 100 * cpu_s / seconds, "%", at_most=MAX_CPU_PERCENT)
     figures.add("controller.cpu_us_per_report", 1e6 * cpu_s / max(1, tally["taken"]), "us")
     figures.add("controller.rss_mb", max(rss) / 1e6, "MB", at_most=MAX_RSS_MB)

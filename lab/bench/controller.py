@@ -7,14 +7,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import ThreadingHTTPServer
 
 from slurm_watchdog.model.protocol import JobWatch, Reply
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.codec import decode_report, encode_reply
+from slurm_watchdog.wire.codec import encode_report
 from tests.helper_process import AGENT_UID
 from tests.munged import Munged, munged
-from tests.proven_server import Proof, handler
+from tests.proven_server import serving
 
 
 @dataclass
@@ -31,14 +30,14 @@ class Controller:
     last: Report | None = None
     news: threading.Event = field(default_factory=threading.Event)
 
-    def accept(self, body: bytes) -> bytes:
+    def accept(self, report: Report) -> Reply:
         """Notes one report, and answers as the controller does while nothing is wrong."""
-        self.last = decode_report(body)
+        self.last = report
         self.arrived.append(time.monotonic())
-        self.sizes.append(len(body))
+        self.sizes.append(len(encode_report(report)))
         self.news.set()
         jobs = tuple(watch.job_id for watch in self.watch)
-        return encode_reply(Reply(watch=self.watch, running=jobs, controller_id="bench"))
+        return Reply(watch=self.watch, running=jobs, controller_id="bench")
 
     def wait_for_report(self, seconds: float) -> Report:
         """The next report. Raises TimeoutError if none comes."""
@@ -55,16 +54,7 @@ def listening(watch: tuple[JobWatch, ...]) -> Iterator[Controller]:
 
     with (
         munged() as controller.munged,
-        ThreadingHTTPServer(
-            ("127.0.0.1", 0), handler(Proof(controller.munged, frozenset({AGENT_UID})), controller.accept)
-        ) as server,
+        serving(controller.munged, controller.accept, frozenset({AGENT_UID})) as port,
     ):
-        server.daemon_threads = True
-        controller.port = server.server_address[1]
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield controller
-        finally:
-            server.shutdown()
-            thread.join(10)
+        controller.port = port.number
+        yield controller

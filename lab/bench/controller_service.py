@@ -112,7 +112,6 @@ def fleet_options(options: Options, port: int, munge: Munged, tls: Path | None =
     given = {"port": port, "nodes": options.nodes, "jobs": options.jobs, "workers": options.workers,
              "interval": options.interval_s}  # fmt: skip
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    words += ["--always-full"] if options.always_full else []
     return [*words, *(("--munge", munge.socket) if tls is None else ("--tls", str(tls)))]
 
 

@@ -14,7 +14,6 @@ import heapq
 import json
 import os
 import random
-import re
 import resource
 import select
 import socket
@@ -33,24 +32,35 @@ from lab.bench import fleet_munge, fleet_tls
 from lab.bench.fleet_reports import Shape, events_of, fault_of, logs_of, report_of
 from slurm_watchdog.agent.delivery.sender import backoff_s
 from slurm_watchdog.base.loop import share_of
-from slurm_watchdog.identity.munge_protocol import Session
+from slurm_watchdog.identity.munge_protocol import TO_AGENT, TO_CONTROLLER, Seal
 from slurm_watchdog.model.observations import NodeEvent
-from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.codec import encode_report
-from slurm_watchdog.wire.delta import changes_between
+from slurm_watchdog.wire.codec import MAX_BYTES, decode_reply, encode_report, with_age
+from slurm_watchdog.wire.frames import (
+    BYE,
+    HELLO,
+    MAGIC,
+    OPENED,
+    PROOF,
+    REPORT,
+    TAKEN,
+    WELCOME,
+    Bye,
+    FrameError,
+    Hello,
+    Inbox,
+    Welcome,
+    pack,
+    unpack,
+)
 from tests.munged import Munged
 
 VARIANTS = 8
 """Nodes of one round differ in so many ways."""
-FULL_EVERY = 120
-"""Reports between two full ones, as the agent's sender has it."""
 SHAKING = 200
 """Handshakes at once: ten thousand machines compute theirs side by side, and this one process one after the
 other. What it did not come to for ten seconds would be refused as slow."""
 SPOOLED = 6
 """Reports that an agent keeps for a controller that is away: half a minute of them, as old as they may be judged."""
-INTERVAL = re.compile(rb'"interval_s":([0-9.]+)')
-HEAD = b"POST %b HTTP/1.1\r\nHost: controller\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n"
 
 
 @dataclass(slots=True)
@@ -61,11 +71,9 @@ class Agent:
     due: float
     sock: socket.socket | None = None
     ready: bool = False
-    inbox: bytearray = field(default_factory=bytearray)
+    inbox: Inbox = field(default_factory=lambda: Inbox(MAX_BYTES))
     out: bytes = b""
     sequence: int = 0
-    acknowledged: int = 0
-    since_full: int = 0
     answered_round: int = 0
     """Of the report that was acknowledged last."""
     interval_s: float = 0.0
@@ -75,14 +83,13 @@ class Agent:
     """(sequence, made at, round) of reports that are not taken yet, the first of them on its way."""
     sent_at: float = 0.0
     in_flight: bool = False
-    full_next: bool = True
     failures: int = 0
     turns: int = 0
     """Controllers that were tried one after the other."""
-    session: Session | None = None
-    """By MUNGE: begun, or about to begin."""
-    begins: bool = False
-    """What is in flight is no report, but about a session."""
+    key: bytes = b""
+    """By MUNGE: of the stream that is about to be opened."""
+    seal: Seal | None = None
+    opened: bool = False
     faults: list[NodeEvent] = field(default_factory=list)
 
 
@@ -92,7 +99,6 @@ class Tally:
 
     sent: int = 0
     taken: int = 0
-    full: int = 0
     bytes_out: int = 0
     bytes_in: int = 0
     errors: int = 0
@@ -112,14 +118,13 @@ class Fleet:
         shape: Shape,
         interval_s: float,
         *,
-        changes: bool,
         proof: fleet_tls.Client | fleet_munge.Client,
     ):
         self.tls = proof if isinstance(proof, fleet_tls.Client) else None
         self.munge = proof if isinstance(proof, fleet_munge.Client) else None
         self.shaking: set[int] = set()
         """Agents whose handshake is not over yet."""
-        self.addresses, self.shape, self.interval_s, self.changes = addresses, shape, interval_s, changes
+        self.addresses, self.shape, self.interval_s = addresses, shape, interval_s
         self.epoll = select.epoll()
         self.began = time.monotonic()
         rng = random.Random(1)
@@ -133,8 +138,6 @@ class Fleet:
         self.tally = Tally()
         self.known: set[int] = set()
         """Agents that were answered since `restarted`."""
-        self.heads = [self._head(n) for n in range(shape.nodes)]
-        self._parts: dict[tuple[int, int, int], bytes] = {}
         self.silent: set[int] = set()
 
     # -- the loop ----------------------------------------------------------------------------------------------
@@ -156,7 +159,7 @@ class Fleet:
                 continue
             try:
                 self._advance(agent_or_none, events)
-            except OSError as error:
+            except (OSError, FrameError) as error:
                 self._lose(agent_or_none, str(error))
 
     def _make(self, agent: Agent, due: float, now: float) -> None:
@@ -178,7 +181,7 @@ class Fleet:
                 self._connect(agent)
         elif agent.in_flight:
             self.tally.late += 1
-        elif agent.ready:
+        elif agent.opened:
             self._send(agent)
 
     def _connect(self, agent: Agent) -> None:
@@ -196,7 +199,7 @@ class Fleet:
         sock.connect_ex(self.addresses[agent.turns % len(self.addresses)])
 
     def _lose(self, agent: Agent, why: str) -> None:
-        """The connection is gone: again after a pause, as the real sender pauses, and in full."""
+        """The connection is gone: again after a pause, as the real sender pauses."""
         assert agent.sock is not None
         self.tally.errors += 1
         self.tally.last_problem = why
@@ -204,10 +207,9 @@ class Fleet:
         self.epoll.unregister(fd)
         del self.of_fd[fd]
         agent.sock.close()
-        agent.sock, agent.ready, agent.in_flight, agent.full_next = None, False, False, True
-        agent.session, agent.begins = None, False
+        agent.sock, agent.ready, agent.in_flight, agent.opened = None, False, False, False
+        agent.key, agent.seal, agent.inbox, agent.out = b"", None, Inbox(MAX_BYTES), b""
         self.shaking.discard(agent.index)
-        agent.inbox.clear()
         agent.failures += 1
         agent.turns += 1
         pause_s = backoff_s(agent.failures, self.rng.random())
@@ -240,8 +242,10 @@ class Fleet:
                 return
             if not data:
                 raise OSError("the controller hung up")
-            agent.inbox += data
-            self._take_answer(agent)
+            agent.inbox.data += data
+            self.tally.bytes_in += len(data)
+            while (frame := agent.inbox.take()) is not None:
+                self._take(agent, *frame)
 
     def _begin_tls(self, agent: Agent, sock: socket.socket) -> socket.socket:
         """The connection with TLS on it: the same descriptor."""
@@ -263,94 +267,59 @@ class Fleet:
         agent.ready = True
         self.shaking.discard(agent.index)
         self.epoll.modify(sock.fileno(), select.EPOLLIN)
-        if agent.waiting:
-            self._send(agent)
+        hello = msgspec.msgpack.encode(Hello(self.shape.name(agent.index)))
+        self._write(agent, HELLO, MAGIC + hello)
 
-    def _begin(self, agent: Agent, epoch: str = "") -> None:
-        """Asks for the controller's epoch, or begins a session with it."""
-        assert self.munge is not None
-        header = ""
-        if epoch:
-            agent.session, header = self.munge.begin(self.shape.name(agent.index), epoch)
-        agent.begins, agent.in_flight, agent.sent_at = True, True, time.monotonic()
-        agent.out = HEAD % (fleet_munge.PATH.encode(), 0, header.encode())
-        self._flush(agent)
+    def _take(self, agent: Agent, kind: bytes, body: bytes) -> None:
+        """One frame of the controller's."""
+        if kind == BYE:
+            bye = unpack(body, Bye)
+            self.tally.refused += 1
+            raise OSError(f"refused: {bye.code}: {bye.why}")
+        if kind == WELCOME:
+            assert self.munge is not None
+            challenge = unpack(body, Welcome).challenge
+            agent.key, credential = self.munge.begin(self.shape.name(agent.index), challenge)
+            self._write(agent, PROOF, credential)
+        elif kind == OPENED:
+            if agent.key:
+                incoming = Seal(agent.key, TO_AGENT)
+                assert incoming.mac(OPENED) == body
+                agent.inbox.seal, agent.seal = incoming, Seal(agent.key, TO_CONTROLLER)
+            agent.opened = True
+            if agent.waiting:
+                self._send(agent)
+        elif kind == TAKEN:
+            self._take_answer(agent, body)
 
-    def _take_beginning(self, agent: Agent, status: bytes, body: bytes) -> None:
-        agent.begins = agent.in_flight = False
-        if status != b"200":
-            agent.session = None
-            raise OSError(f"no session: {body.decode(errors='replace')}")
-        if agent.session is None:
-            self._begin(agent, str(json.loads(body)["epoch"]))
-        elif agent.waiting:
-            self._send(agent)
-
-    def _take_answer(self, agent: Agent) -> None:
-        inbox = agent.inbox
-        end = inbox.find(b"\r\n\r\n")
-        if end < 0:
-            return
-        at = inbox.lower().find(b"content-length:", 0, end)
-        size = int(inbox[at + 15 : inbox.find(b"\r\n", at)])
-        if len(inbox) < end + 4 + size:
-            return
-        status, body = bytes(inbox[9:12]), bytes(inbox[end + 4 :])
-        if agent.begins or (self.munge is not None and status == b"401"):
-            inbox.clear()
-            if agent.begins:
-                self._take_beginning(agent, status, body)
-            else:  # the controller is another one: as the real agent does, a new session, and the report again
-                agent.session, agent.in_flight = None, False
-                self._begin(agent)
-            return
-        tally = self.tally
-        good = inbox.startswith(b"HTTP/1.1 200")
-        again = b'"want_full":true' in inbox
-        tally.bytes_in += len(inbox)
-        if not good:
-            tally.refused += 1
-            tally.last_problem = bytes(inbox[:300]).decode(errors="replace")
-            if len(self.addresses) > 1:
-                raise OSError(f"refused: {tally.last_problem[-100:]}")
-        inbox.clear()
+    def _take_answer(self, agent: Agent, body: bytes) -> None:
         agent.in_flight = False
         agent.failures = 0
-        tally.trips_s.append(time.monotonic() - agent.sent_at)
-        if again:
-            agent.full_next = True
-        else:
-            tally.taken += 1
-            self.known.add(agent.index)
-            agent.acknowledged, _, agent.answered_round = agent.waiting.popleft()
-            asked = INTERVAL.search(body)
-            if asked is not None:
-                agent.asked_s = max(self.interval_s, float(asked[1]))
+        self.tally.trips_s.append(time.monotonic() - agent.sent_at)
+        self.tally.taken += 1
+        self.known.add(agent.index)
+        _, _, agent.answered_round = agent.waiting.popleft()
+        asked_s = decode_reply(body).interval_s
+        if asked_s is not None:
+            agent.asked_s = max(self.interval_s, asked_s)
         if agent.waiting:
             self._send(agent)
 
     # -- what is sent ------------------------------------------------------------------------------------------
 
     def _send(self, agent: Agent) -> None:
-        if self.munge is not None and agent.session is None:
-            self._begin(agent)
-            return
         sequence, made_at, number = agent.waiting[0]
         now = time.monotonic()
-        full = (
-            agent.full_next or not self.changes or agent.since_full >= FULL_EVERY or agent.acknowledged != sequence - 1
-        )
-        body = self._full(agent, sequence, number) if full else self._changes(agent, sequence, number)
+        body = self._report(agent, sequence, number)
         if now - made_at > 0.05:
-            body = b'{"age_s":%.3f,' % (now - made_at) + body[1:]
-        agent.since_full = 0 if full else agent.since_full + 1
-        agent.full_next = False
+            body = with_age(body, now - made_at)
         agent.in_flight, agent.sent_at = True, now
         self.tally.sent += 1
-        self.tally.full += full
         self.tally.bytes_out += len(body)
-        proof = "" if self.munge is None or agent.session is None else self.munge.proof(agent.session, body)
-        agent.out = HEAD % (b"/v1/report", len(body), proof.encode()) + body
+        self._write(agent, REPORT, body)
+
+    def _write(self, agent: Agent, kind: bytes, body: bytes) -> None:
+        agent.out += pack(kind, body, agent.seal)
         self._flush(agent)
 
     def _flush(self, agent: Agent) -> None:
@@ -366,14 +335,6 @@ class Fleet:
         if agent.out or sent == 0:
             self.epoll.modify(agent.sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
-    def _head(self, index: int) -> bytes:
-        """How every report of this node begins."""
-        return b'{"node":"%s","boot_id":"%s","agent_id":"%032x","agent_version":"0.1.0"' % (
-            self.shape.name(index).encode(),
-            self.shape.boot_id(index).encode(),
-            index + 1,
-        )
-
     def _news(self, agent: Agent, number: int) -> dict[str, Any]:
         """What this node alone has to tell in this round."""
         news: dict[str, Any] = {}
@@ -386,7 +347,7 @@ class Fleet:
             news["node_events"] = tuple(agent.faults)
         return news
 
-    def _full(self, agent: Agent, sequence: int, number: int) -> bytes:
+    def _report(self, agent: Agent, sequence: int, number: int) -> bytes:
         report = report_of(self.shape, agent.index, number, (agent.index + number) % VARIANTS)
         news = self._news(agent, number)
         agent.faults = []
@@ -400,43 +361,6 @@ class Fleet:
                 **news,
             )
         )
-
-    def _changes(self, agent: Agent, sequence: int, number: int) -> bytes:
-        """What is new since the report before: the same on many nodes, and made once for them."""
-        variant, since = (agent.index + number) % VARIANTS, agent.answered_round
-        was = (agent.index + since) % VARIANTS
-        news = self._news(agent, number)
-        if news:
-            agent.faults = []
-            before = report_of(self.shape, agent.index, since, was)
-            if "logs" in news:
-                before = msgspec.structs.replace(before, logs=logs_of(self.shape, agent.index, since))
-            after = msgspec.structs.replace(report_of(self.shape, agent.index, number, variant), **news)
-            return self._patched(agent, sequence, self._part(before, after))
-        part = self._parts.get((since, number, variant))
-        if part is None:
-            for old in [key for key in self._parts if key[1] < number - SPOOLED - 2]:
-                del self._parts[old]
-            before, after = report_of(self.shape, 1, since, was), report_of(self.shape, 1, number, variant)
-            part = self._parts[since, number, variant] = self._part(before, after)
-        return self._patched(agent, sequence, part)
-
-    def _part(self, before: Report, after: Report) -> bytes:
-        """Everything of a report of changes but who sends it, and its number."""
-        small = changes_between(msgspec.structs.replace(before, sequence=1), msgspec.structs.replace(after, sequence=2))
-        assert small is not None
-        body = encode_report(
-            msgspec.structs.replace(
-                small, node="", boot_id="", agent_id="", sequence=0, interval_s=5.0, agent_version=""
-            )
-        )
-        start = b'{"node":"","boot_id":"","agent_id":"","sequence":0'
-        assert body.startswith(start) and body.count(b'"since":1') == 1
-        return body[len(start) :]
-
-    def _patched(self, agent: Agent, sequence: int, part: bytes) -> bytes:
-        ends = part.replace(b'"since":1', b'"since":%d' % (sequence - 1), 1)
-        return self.heads[agent.index] + b',"interval_s":%.1f,"sequence":%d' % (agent.interval_s, sequence) + ends
 
     # -- questions ---------------------------------------------------------------------------------------------
 
@@ -474,7 +398,6 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, required=True)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--interval", type=float, default=5.0)
-    parser.add_argument("--always-full", action="store_true")
     parser.add_argument("--tls", type=Path, help="where fleet_tls.make has made certificates")
     parser.add_argument("--munge", default="", help="the socket of munged, without --tls")
     parser.add_argument("--reader-uid", type=int, help="with --munge: of the controller's user (default: our own)")
@@ -490,7 +413,7 @@ def main() -> None:
     else:
         proof = fleet_tls.Client(options.tls)
     addresses = [(options.address, port) for port in options.port]
-    fleet = Fleet(addresses, shape, options.interval, changes=not options.always_full, proof=proof)
+    fleet = Fleet(addresses, shape, options.interval, proof=proof)
     fleet.epoll.register(0, select.EPOLLIN)
     pending = b""
     os.set_blocking(0, False)

@@ -6,14 +6,14 @@ from __future__ import annotations
 import ctypes
 import os
 
-from slurm_watchdog.base import clock
+import msgspec
+
 from slurm_watchdog.identity.munge_child import CIPHER, SOCKET, UID_RESTRICTION, load
-from slurm_watchdog.identity.munge_protocol import Session, authorization, encode_offer, new_session
+from slurm_watchdog.identity.munge_protocol import KEY_BYTES, SessionOffer
 from tests.munged import Munged
 
 AES128 = 4
 """MUNGE_CIPHER_AES128 of munge.h: what agents ask for."""
-PATH = "/v1/session"
 
 
 class Client:
@@ -33,15 +33,11 @@ class Client:
         ):
             self._library.munge_ctx_set(self._context, ctypes.c_int(option), value)
 
-    def begin(self, node: str, epoch: str) -> tuple[Session, str]:
-        """A session of `node`, and the header that begins it. Raises OSError."""
-        session = new_session(node, clock.monotonic())
-        payload, text = encode_offer(session, epoch), ctypes.c_char_p()
+    def begin(self, node: str, challenge: str) -> tuple[bytes, bytes]:
+        """The key of a stream of `node`, and the credential that tells the controller. Raises OSError."""
+        key, text = os.urandom(KEY_BYTES), ctypes.c_char_p()
+        payload = msgspec.json.encode(SessionOffer(key.hex(), node, challenge))
         code = self._library.munge_encode(ctypes.byref(text), self._context, payload, len(payload))
         if code != 0 or text.value is None:
             raise OSError(f"munged makes no credential: {code}")
-        return session, f"Authorization: Munge {text.value.decode()}\r\n"
-
-    def proof(self, session: Session, body: bytes) -> str:
-        """The header of a report."""
-        return f"Authorization: {authorization(session, '/v1/report', body)}\r\n"
+        return key, text.value

@@ -57,10 +57,10 @@ class Client:
         self._context.load_verify_locations(place / "ca" / "ca.crt")
         self._context.load_cert_chain(first, self._nodes / "agent.key")
 
-    def wrap(self, sock: socket.socket, name: str) -> ssl.SSLSocket:
-        """For the node called `name`; the handshake is still to come."""
+    def wrap(self, sock: socket.socket, name: str, *, shaken: bool = False) -> ssl.SSLSocket:
+        """For the node called `name`; the handshake is still to come, unless it is `shaken`."""
         self._context.load_cert_chain(self._nodes / f"{name}.crt", self._nodes / "agent.key")
-        return self._context.wrap_socket(sock, do_handshake_on_connect=False, server_hostname="localhost")
+        return self._context.wrap_socket(sock, do_handshake_on_connect=shaken, server_hostname="localhost")
 
 
 def reader(place: Path) -> ssl.SSLContext:

@@ -10,26 +10,27 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import ssl
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import msgspec
+
+from lab.bench import fleet_tls
 from lab.bench.figures import Figures, say
-from slurm_watchdog.base import clock
+from slurm_watchdog.agent.delivery.stream import ProvenStream
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import OwnUser, ReportEndpoint
-from slurm_watchdog.identity.munge_decoder import Credential
-from slurm_watchdog.identity.munge_protocol import Session, SessionOffer, authorization
-from slurm_watchdog.identity.munge_sessions import Sessions
+from slurm_watchdog.identity.munge_decoder import AgentCredentials, MungeProcess
+from slurm_watchdog.identity.munge_protocol import TO_AGENT, TO_CONTROLLER, Seal
 from slurm_watchdog.identity.secret_files import TlsFiles
-from slurm_watchdog.identity.tls import Context, make_context
+from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import encode_report
-from tests.builders.identity_files import make_authority, node_files
+from slurm_watchdog.wire.frames import HELLO, MAGIC, OPENED, PROOF, REPORT, TAKEN, Hello
 
 AGENTS = 500
 ROUNDS = 40
@@ -67,53 +68,63 @@ def measure(figures: Figures) -> None:
 
 def _measure(mode: str, place: Path) -> tuple[float, float, float]:
     """CPU of a connection with its first report in ms, of each further report in us, memory of a connection in KiB."""
-    context = None
+    fleet = None
     if mode == "tls":
-        now = clock.wall()
-        context = make_context(node_files(make_authority(place / "ca", now), "n1", now), server=False)
+        fleet_tls.make(place, map(_node, range(AGENTS)))
+        fleet = fleet_tls.Client(place)
     server = subprocess.Popen([sys.executable, "-m", "lab.bench.identity", mode, str(place)], stdout=subprocess.PIPE)
     try:
         assert server.stdout is not None
         port = int(server.stdout.readline())
-        sessions = [_session(number) for number in range(AGENTS)]
-        socks: list[socket.socket] = []
+        links: list[ProvenStream] = []
         rss, cpu = _rss_kib(server.pid), _cpu_s(server.pid)
         for number in range(AGENTS):
-            sock = _connect(port, context)
-            socks.append(sock)
-            _report(sock, mode, sessions[number], 0)
+            links.append(_open(_connect(port, fleet, number), mode, number))
+            _report(links[-1], number, 0)
         connect_s = (_cpu_s(server.pid) - cpu) / AGENTS
         kib = (_rss_kib(server.pid) - rss) / AGENTS
         cpu = _cpu_s(server.pid)
         for round_ in range(1, ROUNDS + 1):
-            for number, sock in enumerate(socks):
-                _report(sock, mode, sessions[number], round_)
+            for number, link in enumerate(links):
+                _report(link, number, round_)
         report_s = (_cpu_s(server.pid) - cpu) / AGENTS / ROUNDS
-        for sock in socks:
-            sock.close()
-        say(f"{mode}: {AGENTS} connections, {AGENTS * ROUNDS} reports of {len(_body('n1', 1))} bytes")
+        for link in links:
+            link.close()
+        say(f"{mode}: {AGENTS} connections, {AGENTS * ROUNDS} reports of {len(_body('n001', 1))} bytes")
         return max(0.0, connect_s - report_s) * 1e3, report_s * 1e6, kib
     finally:
         server.terminate()
         server.wait(10)
 
 
-def _connect(port: int, context: ssl.SSLContext | None) -> socket.socket:
+def _connect(port: int, fleet: fleet_tls.Client | None, number: int) -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", port), timeout=30)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock if context is None else context.wrap_socket(sock, server_hostname="localhost")
+    return sock if fleet is None else fleet.wrap(sock, _node(number), shaken=True)
 
 
-def _node(mode: str, session: Session) -> str:
-    return "n1" if mode == "tls" else session.node
+def _node(number: int) -> str:
+    return f"n{number:03}"
 
 
-def _report(sock: socket.socket, mode: str, session: Session, sequence: int) -> None:
-    body = _body(_node(mode, session), sequence)
-    proof = f"Authorization: {authorization(session, '/v1/report', body)}\r\n" if mode == "session" else ""
-    sock.sendall(f"POST /v1/report HTTP/1.1\r\nContent-Length: {len(body)}\r\n{proof}\r\n".encode() + body)
-    answer = sock.recv(1 << 16)
-    assert answer.startswith(b"HTTP/1.1 200"), answer
+def _open(sock: socket.socket, mode: str, number: int) -> ProvenStream:
+    link = ProvenStream(sock, 30.0)
+    link.send(HELLO, MAGIC + msgspec.msgpack.encode(Hello(_node(number))))
+    if mode == "session":
+        link.receive()
+        link.send(PROOF, b"the key is known")
+        incoming = Seal(KEY, TO_AGENT)
+        assert link.receive() == (OPENED, incoming.mac(OPENED))
+        link.seal(incoming, Seal(KEY, TO_CONTROLLER))
+    else:
+        assert link.receive() == (OPENED, b"")
+    return link
+
+
+def _report(link: ProvenStream, number: int, sequence: int) -> None:
+    link.send(REPORT, _body(_node(number), sequence))
+    answer = link.receive()
+    assert answer is not None and answer[0] == TAKEN, answer
 
 
 def _body(node: str, sequence: int) -> bytes:
@@ -134,10 +145,6 @@ def _body(node: str, sequence: int) -> bytes:
     return encode_report(Report(node=node, boot_id="b", agent_id="a", sequence=sequence, processes=rows))
 
 
-def _session(number: int) -> Session:
-    return Session(f"{number:032x}", KEY, f"n{number}", clock.monotonic())
-
-
 def _cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_A_S
@@ -151,34 +158,25 @@ def _rss_kib(pid: int) -> float:
 # -- the controller's end ----------------------------------------------------------------------------------------
 
 
-class NoDecoder:
-    """Sessions are there already."""
+class KnownKey(AgentCredentials):
+    """What munged itself costs is not measured here."""
 
-    async def decode(self, credential: str) -> Credential:
-        raise AssertionError(credential)
-
-    async def close(self) -> None:
-        return
+    async def key_of(self, text: str, node: str, challenge: str) -> bytes:
+        return KEY
 
 
 async def _serve(mode: str, place: Path) -> None:
-    sessions = Sessions(0, frozenset({0}), clock.monotonic)
-    for number in range(AGENTS):
-        mine = _session(number)
-        sessions.begin(SessionOffer(mine.id, KEY.hex(), mine.node, sessions.epoch), "127.0.0.1", 0)
     tls = (
         Context(TlsFiles(str(place / "ca/controllers/localhost"), "controller"), server=True) if mode == "tls" else None
     )
     door = ReportEndpoint(
         address_of=None,
-        accept=lambda report, size: Reply(controller_id="c"),
+        accept=lambda report: Reply(controller_id="c"),
         metrics=ControllerMetrics(),
         healthy=lambda: (True, ""),
-        identity=tls or ((sessions, NoDecoder()) if mode == "session" else OwnUser(0, "")),
+        identity=tls or (KnownKey(0, frozenset(), MungeProcess()) if mode == "session" else OwnUser(0, "")),
         interval_s=0.001,
     )
-    door._by_node.bytes.burst = float("inf")  # one node's certificate for all of them
-    door._by_node.reports.burst = float("inf")
     server = door.server()
     server.only_uid = None  # "plain": what the others cost beside nothing
     port = await server.start("127.0.0.1", 0, 1000)

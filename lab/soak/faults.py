@@ -146,7 +146,9 @@ GARBAGE = (
     b"GET / HTTP/9.9\r\n" + b"x: y\r\n" * 20000,
     b"POST /v1/report HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n{",
     b"POST /v1/report HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nFFFFFFFF\r\n",
-    b"POST /v1/report HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n[]" * 50,
+    b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n[]" * 50,
+    b"\x00\x00\x00\x05hello" * 50,
+    b"\x00\xff\xff\xff" + b"h" * 5000,
     b"",
 )
 

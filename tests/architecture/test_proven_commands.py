@@ -1,4 +1,4 @@
-"""An agent carries out what a proven answer holds, and nothing else: read from the source, for each step from
+"""An agent carries out what comes over a proven stream, and nothing else: read from the source, for each step from
 the socket to the command."""
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ SOURCES = sorted((CHECKOUT / "watchdog/slurm_watchdog").rglob("*.py"))
 AGENT = sorted((CHECKOUT / "watchdog/slurm_watchdog" / "agent").rglob("*.py"))
 
 ONLY_IN = {
-    "Proven": {"agent/delivery/channel.py", "agent/delivery/munge_connection.py"},
-    "DirectChannel": {"agent/delivery/channel.py"},
-    "tls_channel": {"agent/delivery/sender.py"},
-    "unix_channel": {"agent/delivery/sender.py"},
+    "ProvenStream": {"agent/delivery/stream.py"},
+    "OwnSocket": {"agent/delivery/sender.py"},
+    "TlsController": {"agent/delivery/sender.py"},
+    "MungeController": {"agent/delivery/sender.py"},
     "parse_reply": {"agent/delivery/sender.py"},
     "OwnUser": {"standalone/run.py"},
 }
-"""What is called -> the only modules that may: a Proven is made by channels; commands are read from a Proven
-(its type says so, mypy checks it); who takes one user's word for all is `slurm-watchdog run` alone."""
+"""What is called -> the only modules that may: a ProvenStream is handed out by Controller.open alone, once its
+other end has proven to be the controller, and a plain TCP one by no one; replies are read by what holds one; who takes
+one user's word for all is `slurm-watchdog run` alone."""
 
 
 @cache
@@ -49,9 +50,17 @@ def test_it_is_called_nowhere_else(name: str) -> None:
     assert {module for called, module in calls(SOURCES) if called == name} == ONLY_IN[name]
 
 
+def test_a_controller_without_a_proof_of_its_own_is_made_nowhere() -> None:
+    assert not {
+        module
+        for called, module in calls(SOURCES)
+        if called in ("Controller", "TcpController") and module.startswith("agent/")
+    }
+
+
 def test_a_reply_is_decoded_in_one_place_of_the_agent_and_commands_are_taken_in_one() -> None:
     found = set(calls(AGENT))
-    assert {module for name, module in found if name == "decode_reply"} == {"agent/delivery/channel.py"}
+    assert {module for name, module in found if name == "decode_reply"} == {"agent/delivery/stream.py"}
     accepting = {
         str(file.relative_to(CHECKOUT / "watchdog/slurm_watchdog"))
         for file in AGENT

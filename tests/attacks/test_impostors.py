@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,23 +25,35 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from slurm_watchdog.agent.delivery.channel import MAX_REPLY_BYTES, Channel, unix_channel
-from slurm_watchdog.agent.delivery.munge_connection import ProvenConnection
-from slurm_watchdog.agent.delivery.sender import Sender, Spool, connect
-from slurm_watchdog.base import clock
+from slurm_watchdog.agent.delivery.munge_connection import MungeController
+from slurm_watchdog.agent.delivery.sender import Sender, Spool, controllers
+from slurm_watchdog.agent.delivery.stream import Controllers, OwnSocket, TcpController
 from slurm_watchdog.config.agent import Security
-from slurm_watchdog.identity.munge_decoder import MungeProcess
-from slurm_watchdog.identity.munge_protocol import decode_offer
-from slurm_watchdog.identity.munge_sessions import Sessions
+from slurm_watchdog.identity.munge_protocol import TO_AGENT, Seal, SessionOffer
 from slurm_watchdog.identity.transport import Transport
 from slurm_watchdog.model.protocol import Command, Reply
 from slurm_watchdog.model.report import Report
+from slurm_watchdog.wire.codec import encode_reply
+from slurm_watchdog.wire.frames import (
+    BYE,
+    HELLO,
+    MAGIC,
+    OPENED,
+    ORDERS,
+    PROOF,
+    TAKEN,
+    WELCOME,
+    Bye,
+    Inbox,
+    Welcome,
+    pack,
+)
 from tests.as_user import as_user
-from tests.builders.identity_door import listening, until
+from tests.builders.identity_door import until
 from tests.builders.identity_files import issue, make_authority, node_files, revoke
 from tests.builders.wire_fill import filled
 from tests.munged import THERE, Munged, munged
-from tests.trusting import trusting
+from tests.proven_server import serving
 
 COMMANDS: tuple[Any, ...] = get_args(Command)
 CONTROLLER, ORDINARY, MALLORY = 0, 1500, 65534
@@ -59,42 +70,30 @@ def command_of(kind: Any) -> Command:
 
 @dataclass
 class Impostor:
-    """A server at the controller's address. `answers`: (path, Authorization) -> further headers and the body
-    of its 200."""
+    """A server at the controller's address. `answers`: (kind of a frame, its body) -> what it says to it."""
 
     command: Command
-    answers: Callable[[Impostor, str, str], tuple[dict[str, str], bytes]]
+    answers: Callable[[Impostor, bytes, bytes], bytes]
     heard: bytearray = field(default_factory=bytearray)
     address: Any = ("127.0.0.1", 0)
-    status: int = 200
 
     @property
     def reply(self) -> bytes:
-        return msgspec.json.encode(Reply(controller_id="c", commands=(self.command,)))
+        return encode_reply(Reply(controller_id="c", commands=(self.command,)))
 
     @contextmanager
     def listening(self, uid: int = MALLORY, tls: ssl.SSLContext | None = None) -> Iterator[None]:
         """As a process of `uid` does."""
         impostor = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                impostor.heard += f"{self.requestline}\r\n{self.headers}".encode() + body
-                headers, answer = impostor.answers(impostor, self.path, self.headers.get("Authorization", ""))
-                self.send_response(impostor.status)
-                for name, value in {**headers, "Content-Length": str(len(answer))}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, *_: object) -> None:
-                return
-
-            def address_string(self) -> str:
-                return "somebody"
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                inbox = Inbox(10**7)
+                while data := self.request.recv(1 << 16):
+                    impostor.heard += data
+                    inbox.data += data
+                    while (frame := inbox.take()) is not None:
+                        self.request.sendall(impostor.answers(impostor, *frame))
 
         class Listening(socketserver.ThreadingMixIn, socketserver.TCPServer):
             daemon_threads = True
@@ -118,15 +117,26 @@ class Impostor:
             thread.join(10)
 
 
-def says_yes(impostor: Impostor, path: str, authorization: str) -> tuple[dict[str, str], bytes]:
-    return {}, impostor.reply
+def says_yes(impostor: Impostor, kind: bytes, body: bytes) -> bytes:
+    """Opens the stream at once, and asks for what it likes."""
+    if kind == HELLO:
+        return pack(OPENED, b"") + pack(ORDERS, impostor.reply)
+    return pack(TAKEN, impostor.reply)
 
 
-def plays_the_session(impostor: Impostor, path: str, authorization: str) -> tuple[dict[str, str], bytes]:
-    """Offers an epoch, takes the credential, and proves what it says with a key of its own."""
-    if path == "/v1/session" and not authorization:
-        return {}, b'{"epoch":"%s"}' % (b"0" * 32)
-    return {"Authentication-Info": "0" * 64}, b'{"session":true}' if path == "/v1/session" else impostor.reply
+def plays_the_session(impostor: Impostor, kind: bytes, body: bytes) -> bytes:
+    """Gives a challenge, takes the credential, and proves what it says with a key of its own."""
+    if kind == HELLO:
+        return pack(WELCOME, msgspec.msgpack.encode(Welcome("0" * 32)))
+    if kind == PROOF:
+        mine = Seal(b"m" * 32, TO_AGENT)
+        return pack(OPENED, mine.mac(OPENED)) + pack(ORDERS, impostor.reply, mine)
+    return pack(TAKEN, impostor.reply)
+
+
+def refuses(impostor: Impostor, kind: bytes, body: bytes) -> bytes:
+    """Says of everything that it is garbage."""
+    return pack(BYE, msgspec.msgpack.encode(Bye("garbage", "no")))
 
 
 @dataclass
@@ -139,10 +149,10 @@ class Stage:
     keys: list[bytes] = field(default_factory=list)
     """Of the sessions that the agent wanted to begin."""
 
-    def channel(self, transport: Transport, address: Any) -> Channel:
-        """As an agent makes it that is set to this transport."""
+    def controller(self, transport: Transport, address: Any) -> Controllers:
+        """As an agent has it that is set to this transport."""
         if transport == "unix":
-            return unix_channel(address, MAX_REPLY_BYTES, ORDINARY)
+            return Controllers([OwnSocket(address, "n1", ORDINARY)])
         url = f"{'https' if transport == 'tls' else 'http'}://localhost:{address[1]}"
         security = Security(
             mode=transport,
@@ -150,15 +160,15 @@ class Stage:
             controller_user=str(CONTROLLER),
             munge_socket=self.munge.socket,
         )
-        found = connect(url, security, "n1")
-        if isinstance(found, ProvenConnection):
-            encode = found._encode
+        found = controllers([url], security, "n1")
+        if isinstance(found.current, MungeController):
+            encode = found.current._encode
 
             def noted(payload: bytes) -> str:
-                self.keys.append(bytes.fromhex(decode_offer(payload).key))
+                self.keys.append(bytes.fromhex(msgspec.json.decode(payload, type=SessionOffer).key))
                 return encode(payload)
 
-            found._encode = noted
+            found.current._encode = noted
         return found
 
 
@@ -232,22 +242,22 @@ ROWS = [
 def attack(
     stage: Stage,
     impostor: Impostor,
-    channel: Callable[[Any], Channel],
+    controller: Callable[[Any], Controllers],
     uid: int,
     tls: ssl.SSLContext | None = None,
-) -> tuple[list[Reply], str]:
-    """What the agent's loop was given, and what its sender says is wrong, after it tried to report to the impostor."""
+) -> tuple[list[tuple[Command, ...]], str]:
+    """What the agent's loop was asked, and what its sender says is wrong, after it tried to report to the impostor."""
     with impostor.listening(uid, tls):
-        address = impostor.address
-        sender = Sender(
-            address if isinstance(address, str) else f"http://localhost:{address[1]}",
-            Spool(10**6, 60),
-            channel(address),
-        )
+        sender = Sender(Spool(), controller(impostor.address))
         sender.start()
         sender.put(REPORT)
-        found: list[Reply] = []
-        until(lambda: bool(found.extend(sender.replies()) or found or sender.problem))
+        found: list[tuple[Command, ...]] = []
+
+        def asked() -> bool:
+            found.extend([*sender.orders(), *(each.commands for each in sender.replies())])
+            return len(found) >= 2 or bool(sender.problem)
+
+        until(asked)
         sender.stop()
         return found, sender.problem
 
@@ -261,7 +271,7 @@ def test_an_impostor_at_the_controller_s_address_is_not_obeyed_and_learns_nothin
     if transport == "unix":
         impostor.address = str(stage.place / f"s{len(os.listdir(stage.place))}")
     context = None if tls is None else tls(stage)
-    found, problem = attack(stage, impostor, lambda address: stage.channel(transport, address), MALLORY, context)
+    found, problem = attack(stage, impostor, lambda address: stage.controller(transport, address), MALLORY, context)
     assert found == [] and problem
     assert b"what-only-the-controller-may-read" not in impostor.heard
     for key in stage.keys:
@@ -274,12 +284,17 @@ def test_an_impostor_at_the_controller_s_address_is_not_obeyed_and_learns_nothin
     stage.keys.clear()
 
 
+def trusting(address: Any) -> Controllers:
+    """Asks for no proof. Nothing of the product can make such a one without a socket of the user's own."""
+    return Controllers([TcpController(f"http://localhost:{address[1]}", "n1")])
+
+
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_the_same_impostor_is_obeyed_by_an_agent_that_asks_for_no_proof(stage: Stage, kind: Any) -> None:
     """The attack works: it is the proof that stops it."""
     impostor = Impostor(command_of(kind), says_yes)
-    found, _ = attack(stage, impostor, lambda address: trusting(f"http://localhost:{address[1]}"), MALLORY)
-    assert [each.commands for each in found] == [(impostor.command,)]
+    found, _ = attack(stage, impostor, trusting, MALLORY)
+    assert found == [(impostor.command,)] * 2
     assert b"what-only-the-controller-may-read" in impostor.heard
 
 
@@ -290,48 +305,43 @@ def test_a_stolen_key_of_the_controller_is_obeyed_until_the_list_of_revoked_ones
     context, listed = stolen_and_revoked(stage), stage.ca / "nodes" / "n1" / "ca.crl"
     listed.unlink()
     impostor = Impostor(command_of(COMMANDS[0]), says_yes)
-    found, _ = attack(stage, impostor, lambda address: stage.channel("tls", address), MALLORY, context)
+    found, _ = attack(stage, impostor, lambda address: stage.controller("tls", address), MALLORY, context)
     shutil.copy(stage.ca / "ca.crl", listed)
-    assert [each.commands for each in found] == [(impostor.command,)]
+    assert found == [(impostor.command,)] * 2
 
 
-@pytest.mark.parametrize("refuses", [200, 400], ids=["who gives commands", "who refuses"])
-def test_who_takes_the_port_of_a_session_that_goes_on_gets_no_report_and_destroys_none(
-    stage: Stage, refuses: int
+@pytest.mark.parametrize("answers", [says_yes, plays_the_session, refuses])
+def test_who_takes_the_port_of_a_stream_that_has_ended_gets_no_report_and_destroys_none(
+    stage: Stage, answers: Callable[[Impostor, bytes, bytes], bytes]
 ) -> None:
-    """The connection of before is closed, and the agent comes again: to somebody else."""
-    sessions = Sessions(CONTROLLER, frozenset({0}), clock.monotonic)
-    impostor = Impostor(command_of(COMMANDS[0]), says_yes, status=refuses)
-    with listening(identity=(sessions, MungeProcess(stage.munge.socket))) as port:
+    """The stream of before is closed, and the agent comes again: to somebody else."""
+    impostor = Impostor(command_of(COMMANDS[0]), answers)
+    with serving(stage.munge, lambda report: Reply(controller_id="c")) as port:
         address = ("127.0.0.1", port.number)
         counts: list[str] = []
-        sender = Sender(
-            f"http://localhost:{port.number}",
-            Spool(10**6, 60),
-            stage.channel("munge", address),
-            counts.append,
-        )
+        sender = Sender(Spool(), stage.controller("munge", address), counts.append)
         sender.start()
         sender.put(REPORT)
-        until(lambda: [each.sequence for each in port.reports] == [1])
+        until(lambda: [each.sequence for each in port.reports] == [1] and "sent" in counts)
         port.wait(port.server.cleanup())
+        until(lambda: bool(sender.problem))
         impostor.address = address
         with impostor.listening():
             sender.put(msgspec.structs.replace(REPORT, sequence=2))
-            until(lambda: bool(sender.problem))
-        assert b"what-only-the-controller-may-read" not in impostor.heard and b"POST /v1/" in impostor.heard
+            until(lambda: counts.count("failed") >= 1 and MAGIC in impostor.heard)
+        assert b"what-only-the-controller-may-read" not in impostor.heard
         assert "rejected" not in counts and [each.sequence for each in sender.left()] == [2]
         sender.stop()
-        assert [each.commands for each in sender.replies()] == [()]
+        assert [each.commands for each in sender.replies()] == [()] and sender.orders() == []
 
 
 def test_at_a_socket_of_the_same_user_the_same_answer_is_the_controller_s(stage: Stage) -> None:
     impostor = Impostor(command_of(COMMANDS[0]), says_yes, address=str(stage.place / "own"))
-    found, _ = attack(stage, impostor, lambda address: stage.channel("unix", address), ORDINARY)
-    assert [each.commands for each in found] == [(impostor.command,)]
+    found, _ = attack(stage, impostor, lambda address: stage.controller("unix", address), ORDINARY)
+    assert found == [(impostor.command,)] * 2
 
 
 def test_an_agent_of_root_believes_no_ordinary_user_at_its_socket(stage: Stage) -> None:
     impostor = Impostor(command_of(COMMANDS[0]), says_yes, address=str(stage.place / "root"))
-    found, problem = attack(stage, impostor, lambda address: unix_channel(address, 10**6, 0), ORDINARY)
+    found, problem = attack(stage, impostor, lambda address: Controllers([OwnSocket(address, "n1", 0)]), ORDINARY)
     assert found == [] and str(ORDINARY) in problem

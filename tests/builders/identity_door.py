@@ -12,18 +12,21 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from slurm_watchdog.agent.delivery.stream import Controller, ProvenStream, Refused, TcpController
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import OwnUser, ReportEndpoint
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import encode_report
+from slurm_watchdog.wire.frames import ORDERS, REPORT, TAKEN
 from slurm_watchdog.wire.http_server import Server
 
 
 class Port:
     """The port, what it took and what it refused."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, take: Callable[[Report], Reply] = lambda report: Reply(controller_id="c"), **options: Any):
+        self.take = take
         self.metrics = ControllerMetrics()
         self.reports: list[Report] = []
         options = {"identity": OwnUser(0, ""), "address_of": None, **options}
@@ -33,9 +36,9 @@ class Port:
         self.number = 0
         self.loop = asyncio.new_event_loop()
 
-    def accept(self, report: Report, size: int) -> Reply:
+    def accept(self, report: Report) -> Reply:
         self.reports.append(report)
-        return Reply(controller_id="c")
+        return self.take(report)
 
     def do(self, work: Callable[[], Any]) -> Any:
         """Calls `work` in the thread of the port."""
@@ -56,7 +59,7 @@ class Port:
         )
 
     def outcome(self, outcome: str) -> float:
-        """How often a request came to this."""
+        """How often a report, or a stream, came to this."""
         return self.metrics.registry.get_sample_value("slurm_watchdog_reports_total", {"outcome": outcome}) or 0.0
 
     def all_refused(self) -> dict[str, float]:
@@ -73,12 +76,12 @@ class Port:
 
 
 @contextmanager
-def listening(**options: Any) -> Iterator[Port]:
-    """The port on a free number of 127.0.0.1 while the block runs; `options` are those of Door."""
+def listening(number: int = 0, **options: Any) -> Iterator[Port]:
+    """The port on this number of 127.0.0.1, or a free one, while the block runs; `options` are those of the door."""
     port = Port(**options)
     thread = threading.Thread(target=port.loop.run_forever, daemon=True)
     thread.start()
-    port.number = port.wait(port.server.start("127.0.0.1", 0, 100))
+    port.number = port.wait(port.server.start("127.0.0.1", number, 100))
     try:
         yield port
     finally:
@@ -86,6 +89,59 @@ def listening(**options: Any) -> Iterator[Port]:
         port.loop.call_soon_threadsafe(port.loop.stop)
         thread.join(10)
         port.loop.close()
+
+
+def lost(port: Port, outcome: str) -> float:
+    """How often a stream was lost in this way."""
+    return port.metrics.registry.get_sample_value("slurm_watchdog_lost_streams_total", {"reason": outcome}) or 0.0
+
+
+def url(port: Port, scheme: str = "http") -> str:
+    return f"{scheme}://127.0.0.1:{port.number}"
+
+
+class Agent:
+    """A real agent's streams to `controller`, and one report after the other; a new stream where the last one ended."""
+
+    def __init__(self, controller: Controller):
+        self.controller = controller
+        self.link: ProvenStream | None = None
+        self.why = ""  # The sentence of the last BYE.
+
+    def report(self, node: str = "n1", sequence: int = 1) -> str:
+        """`taken`, or the word of the BYE. Raises OSError for all else."""
+        if self.link is None:
+            self.controller.node = node
+        return self.say(body_of(node, sequence))
+
+    def say(self, body: bytes) -> str:
+        """The same for any bytes."""
+        if self.controller.is_renewed():
+            self.close()
+        try:
+            self.link = self.link or self.controller.open(20.0)
+            self.link.send(REPORT, body)
+            while (frame := self.link.receive()) is None or frame[0] == ORDERS:
+                pass
+            assert frame[0] == TAKEN
+        except Refused as error:
+            self.close()
+            self.why = str(error)
+            return error.code
+        except OSError:
+            self.close()
+            raise
+        return "taken"
+
+    def close(self) -> None:
+        if self.link is not None:
+            self.link.close()
+        self.link = None
+
+
+def agent(port: Port, node: str = "n1") -> Agent:
+    """One for a port without an identity."""
+    return Agent(TcpController(url(port), node))
 
 
 def body_of(node: str, sequence: int = 1) -> bytes:

@@ -1,11 +1,9 @@
-"""A value of a type of the wire with every field filled, so that nothing of it is left off; and what a type
-promises to the other end."""
+"""A value of a type of the wire with every field filled, so that nothing of it is left off."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from msgspec import inspect
 
 TEXTS = {"syscall": "write", "wchan": "rpc_wait_bit", "state": "D", "pci_bus_id": "0000:c1:00.0"}
@@ -42,45 +40,8 @@ def filled(kind: inspect.Type, name: str = "") -> Any:
         case inspect.FloatType():
             return 2.5
         case inspect.BytesType():
-            return "Ynl0ZXM="
+            return b"bytes"
         case inspect.StrType():
             return TEXTS.get(name, name or "text")
         case _:
             raise TypeError(f"{name}: {kind}")
-
-
-def promise(kind: type) -> dict[str, Any]:
-    """Of each structure of a message: its fields in their order, with whether they have to be there; of each
-    enumeration its words."""
-    found: dict[str, Any] = {}
-    for name, schema in sorted(msgspec.json.schema(kind)["$defs"].items()):
-        if "enum" in schema:
-            found[name] = sorted(schema["enum"])
-        elif "prefixItems" in schema:
-            found[name] = {"items": len(schema["prefixItems"]), "needed": schema.get("minItems", 0)}
-        else:
-            kinds = {key: kinds_of(value) for key, value in schema["properties"].items()}
-            found[name] = {"fields": kinds, "required": sorted(schema.get("required", []))}
-    return found
-
-
-def kinds_of(schema: dict[str, Any]) -> list[str]:
-    """What JSON may stand in a field: `integer`, `null`, the name of a structure."""
-    parts = schema.get("anyOf", [schema])
-    return sorted(
-        str(each.get("type") or each.get("$ref", "").rpartition("/")[2] or each.get("enum")) for each in parts
-    )
-
-
-if __name__ == "__main__":
-    import json
-    import sys
-
-    from slurm_watchdog.model.protocol import Reply
-    from slurm_watchdog.model.report import Report
-
-    for message in (Report, Reply):
-        document = {"promise": promise(message), "message": filled(inspect.type_info(message))}
-        with open(f"{sys.argv[1]}/{message.__name__.lower()}.json", "w") as file:
-            json.dump(document, file, indent=1, sort_keys=True)
-            file.write("\n")

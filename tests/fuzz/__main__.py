@@ -45,7 +45,7 @@ def main() -> int:
                 harmed = 1
                 say(str(error))
         for name, number in place.outcomes.items():
-            outcomes["taken" if name.endswith(" 200") else "refused"] += number
+            outcomes["taken" if name.endswith(" taken") else "refused"] += number
         done, seed = done + place.bodies, seed + 1
         warm_mib = warm_mib or _memory_mib()
     seconds = time.monotonic() - began

@@ -7,7 +7,6 @@ What keeps to the schema is drawn from the types of Report itself, so that a fie
 from __future__ import annotations
 
 import gzip
-import json
 import random
 from collections import deque
 from collections.abc import Callable
@@ -17,7 +16,6 @@ import msgspec
 from msgspec import inspect
 
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.codec import MAX_BYTES
 
 NUMBERS: Final = (
     0.0,
@@ -69,10 +67,12 @@ NAMED: Final[dict[str, tuple[str, ...]]] = {
 }
 """Fields whose values have to fit something that the controller knows, most of the time."""
 RAW: Final = (
-    b"1e400", b"-1e400", b"9" * 400, b"-" + b"9" * 400, b"NaN", b"Infinity", b"null", b"true", b'""', b"[]", b"{}", b"-", b'"\\ud800"', b'"\\u0000"',
-    b"[" * 3000, b'{"a":' * 3000, b"[" * 100_000, b'"' + b"A" * 100_000 + b'"', b"0x10", b"1.", b".5", b"\xff\xfe", b'"\xc3\x28"', b"[0," * 2000,
+    b"\xc1", b"\xc0", b"\xc3", b"\xa0", b"\x90", b"\x80", b"\xc4\x01\x00", b"\xd6\xff\x00\x00\x00\x00", b"\xd9\x02\xff\xfe",
+    b"\xa3\xed\xa0\x80", b"\xcf" + b"\xff" * 8, b"\xd3\x80" + b"\x00" * 7, b"\xcb\x7f\xf8" + b"\x00" * 6, b"\xcb\x7f\xf0" + b"\x00" * 6,
+    b"\xcb\xff\xf0" + b"\x00" * 6, b"\xca\x7f\xc0\x00\x00", b"\xdf" + b"\xff" * 4, b"\xdd" + b"\xff" * 4, b"\xdb" + b"\xff" * 4,
+    b"\xc6" + b"\xff" * 4, b"\x91" * 3000, b"\x91" * 100_000, b"\x81\xa1a" * 3000, b"\xda\xff\xff" + b"A" * 65_535,
 )  # fmt: skip
-"""Put in place of a value, where JSON's own writer would not."""
+"""Put in place of a value, where MessagePack's own writer would not."""
 
 BOMB: Final = gzip.compress(b"\x00" * (64 << 20), 9)
 """64 KiB that would be 64 MiB, if anybody were to unpack it."""
@@ -87,7 +87,7 @@ class Bodies:
     def __init__(self, seed: int):
         self.rng = random.Random(seed)
         self.sequence = 0
-        self._pool: deque[bytes] = deque(maxlen=POOL)
+        self._pool: deque[dict[str, Any]] = deque(maxlen=POOL)
         self._kinds: tuple[tuple[str, int, Callable[[], bytes]], ...] = (
             ("valid", 30, self.valid),
             ("nearly", 30, self.nearly),
@@ -107,31 +107,23 @@ class Bodies:
 
     def valid(self) -> bytes:
         """Keeps to the schema."""
-        head, rest = self._head(), self._drawn()
-        return head + (b"," + rest if len(rest) > 1 else b"}")
+        return msgspec.msgpack.encode(self._drawn() | self._head())
 
-    def _head(self) -> bytes:
-        """What every report has, of a node that the controller knows: the beginning of a body, without its end."""
+    def _head(self) -> dict[str, Any]:
+        """What every report has, of a node that the controller knows."""
         self.sequence += self.rng.choice((1, 1, 1, 1, 0, 100))
         node, age_s = self.rng.choice(NAMED["node"]), self.rng.choice((0.0, 0.0, 0.0, 40.0, -5.0, 1e300))
-        return b'{"node":"%b","version":1,"sequence":%d,"age_s":%b' % (
-            node.encode(),
-            self.sequence,
-            repr(age_s).encode(),
-        )
+        return {"node": node, "version": 1, "sequence": self.sequence, "age_s": age_s}
 
-    def _drawn(self) -> bytes:
+    def _drawn(self) -> dict[str, Any]:
         """All the rest, with anything in it that the types allow. Drawing is slow: most have been drawn before."""
         if len(self._pool) < POOL or self.rng.random() < 1 / 8:
-            report = self._draw(_REPORT, "", 0)
-            for name in ("node", "version", "sequence", "age_s"):
-                report.pop(name, None)
-            self._pool.append(msgspec.json.encode(report)[1:])
+            self._pool.append(self._draw(_REPORT, "", 0))
         return self.rng.choice(self._pool)
 
     def report(self) -> dict[str, Any]:
         """A report as builtins."""
-        made: dict[str, Any] = json.loads(self.valid())
+        made: dict[str, Any] = msgspec.msgpack.decode(self.valid())
         return made
 
     def nearly(self) -> bytes:
@@ -139,14 +131,13 @@ class Bodies:
         report = self.report()
         for times in range(self.rng.choice((1, 1, 2, 5))):
             self._spoil(report, longer=2 if times else 300)
-        return json.dumps(report).encode()
+        return msgspec.msgpack.encode(report)
 
     def raw(self) -> bytes:
-        """Has something in it that is not JSON, or that JSON's readers stumble over."""
+        """Has something in it that is not MessagePack, or that its readers stumble over, in place of a text."""
         body = self.valid()
-        at = body.find(b":", self.rng.randrange(len(body)))
-        end = min((found for mark in (b",", b"}") if (found := body.find(mark, at)) >= 0), default=len(body))
-        return body[: at + 1] + self.rng.choice(RAW) + body[end:]
+        at = body.find(b"\xa1", self.rng.randrange(len(body)))
+        return body[:at] + self.rng.choice(RAW) + body[at + 2 :]
 
     def cut(self) -> bytes:
         body = self.valid()
@@ -165,10 +156,6 @@ class Bodies:
 
     def random(self) -> bytes:
         return self.rng.randbytes(self.rng.choice((0, 1, 10, 100, 10_000)))
-
-    def oversized(self) -> bytes:
-        """A body that is too large by one byte."""
-        return b'{"node":"n1",' + b" " * (MAX_BYTES - 12) + b"}"
 
     # -- drawing -----------------------------------------------------------------------------------------------
 
@@ -196,8 +183,10 @@ class Bodies:
                 return rng.choice([each.value for each in kind.cls])
             case inspect.LiteralType():
                 return rng.choice(list(kind.values))
-            case inspect.StrType() | inspect.BytesType():
+            case inspect.StrType():
                 return self._text(name)
+            case inspect.BytesType():
+                return rng.randbytes(8)
             case inspect.BoolType():
                 return rng.random() < 0.5
             case inspect.IntType():

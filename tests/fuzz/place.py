@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.controller import Controller
@@ -20,7 +22,8 @@ from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.notify.dispatcher import Notifier
 from slurm_watchdog.wire.codec import encode_report
-from slurm_watchdog.wire.http_messages import Answer, Request
+from slurm_watchdog.wire.frames import REPORT, FrameError
+from slurm_watchdog.wire.stream_server import Stream
 from tests.behaviour.cluster import EPOCH, Job, Scripted
 from tests.fuzz.bodies import Bodies
 
@@ -30,11 +33,25 @@ TICK_EVERY = 100
 GOOD_EVERY = 500
 SHOWN = 600
 """Bytes of a body that did harm; the seed brings it back whole."""
-STATUSES = frozenset({200, 400, 403, 413, 429})
+OUTCOMES = frozenset({"taken", "garbage", "wrong_node", "too_large", "too_often"})
 
 
 class Unharmed(AssertionError):
     """It was not."""
+
+
+class Named(msgspec.Struct):
+    node: str = "n1"
+
+
+class Nowhere(asyncio.Transport):
+    """What is written here is gone."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        return
+
+    def close(self) -> None:
+        return
 
 
 class Place:
@@ -82,21 +99,34 @@ class Place:
         await self.controller.actions.close()
         self.journal.close()
 
-    async def give(self, kind: str, body: bytes) -> int:
-        """One body through the door and all that is behind it. Returns the status. Raises Unharmed."""
+    async def give(self, kind: str, body: bytes) -> str:
+        """One body through the door and all that is behind it. Returns what came of it. Raises Unharmed."""
         self.now += STEP_S
         self.bodies += 1
-        answer = self.door.answer(Request("POST", "/v1/report", "", body, "127.0.0.1"))
-        if not isinstance(answer, Answer):
-            answer = await answer
-        if answer.status not in STATUSES:
-            raise Unharmed(f"{kind}: answered {answer.status} to {body[:2000]!r}")
-        self.outcomes[f"{kind} {answer.status}"] += 1
+        outcome = self._take(body)
+        if outcome not in OUTCOMES:
+            raise Unharmed(f"{kind}: {outcome} came of {body[:2000]!r}")
+        self.outcomes[f"{kind} {outcome}"] += 1
         if self.bodies % TICK_EVERY == 0:
             await self.judge()
         if self.bodies % GOOD_EVERY == 0:
             self.good()
-        return answer.status
+        return outcome
+
+    def _take(self, body: bytes) -> str:
+        """As on a stream that the node has opened that the body names."""
+        stream = Stream(self.door.server(), self.door, Nowhere(), "127.0.0.1", None)
+        stream.is_open = True
+        try:
+            stream.node = msgspec.msgpack.decode(body, type=Named).node
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            stream.node = "n1"
+        try:
+            assert self.door.take_frame(stream, REPORT, body) is None
+        except FrameError as error:
+            stream.end(*error.args)
+            return str(error.args[0])
+        return "taken"
 
     async def judge(self) -> None:
         """Slurm is looked at, and a tick comes to its end. Raises Unharmed."""
@@ -122,9 +152,8 @@ class Place:
         self._sequence += 1
         self.now += 1.0
         report = Report(node="n3", boot_id="good", agent_id=f"good{self._sequence}", sequence=1)
-        answer = self.door.answer(Request("POST", "/v1/report", "", encode_report(report), "127.0.0.1"))
-        if not isinstance(answer, Answer) or answer.status != 200:
-            raise Unharmed(f"a good report was not taken: {answer}")
+        if (outcome := self._take(encode_report(report))) != "taken":
+            raise Unharmed(f"a good report was not taken: {outcome}")
 
     def counted(self) -> dict[str, float]:
         """Reports by outcome, as the metrics have them."""

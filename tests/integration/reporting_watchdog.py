@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+import msgspec
+
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.codec import decode_report
 from tests.rig.cluster import Cluster
 from tests.rig.stack import Watchdog
 
@@ -27,7 +28,7 @@ class ReportingWatchdog(Watchdog):
         return self.directory / f"reports-{node}.jsonl"
 
     def last(self, node: str) -> Report:
-        return decode_report(self._reports(node).read_bytes().split(b"\n")[:-1][-1])
+        return msgspec.json.decode(self._reports(node).read_bytes().split(b"\n")[:-1][-1], type=Report)
 
     def both(self, job: str, condition: Callable[[Report, list[Process]], object], what: str) -> dict[str, Report]:
         """A report of each node that is as it should be, as to the report and the job's ranks in it."""

@@ -78,15 +78,16 @@ api.sendall(b"GET /v1/status HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\
 assert b" 200 " in api.recv(64)
 """)
 REPORT = _python("""
-from slurm_watchdog.agent.delivery.channel import Proven
-from slurm_watchdog.agent.delivery.sender import connect
+from slurm_watchdog.agent.delivery.sender import controllers
 from slurm_watchdog.config.agent import Security
 from slurm_watchdog.model.report import (Report)
 from slurm_watchdog.wire.codec import encode_report
+from slurm_watchdog.wire.frames import REPORT, TAKEN
 security = Security(mode="munge", tls_directory="", controller_user="slurm-watchdog", munge_socket="")
 report = encode_report(Report(node="wd1", boot_id="b", agent_id="eve", sequence=1))
-answer = connect("http://wd1:9765", security, "wd1").post("/v1/report", report, {"Content-Type": "application/json"}, 5.0, 5.0)
-assert isinstance(answer, Proven)
+stream = controllers(["http://wd1:9765"], security, "wd1").current.open(5.0)
+stream.send(REPORT, report)
+assert stream.receive()[0] == TAKEN
 """)
 SWITCH = _python(f"""
 import os, pathlib, pwd, socket, subprocess, time
@@ -162,21 +163,22 @@ ROWS: Final = {
 """By what is tried."""
 
 SQUATTER: Final = """
-import http.server, re, sys
-class Server(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-        with open("/home/eve/heard", "ab") as file:
-            file.write(self.requestline.encode() + body)
-        answer = b'{"epoch": "%s"}' % (b"0" * 32) if self.path.endswith("session") else b'{"controller_id": "x"}'
-        self.send_response(200); self.send_header("Content-Length", str(len(answer))); self.end_headers(); self.wfile.write(answer)
-http.server.ThreadingHTTPServer(("10.78.0.1", 9765), Server).serve_forever()
+import socketserver
+WELCOME = b"\\0\\0\\0\\x2ew\\x81\\xa9challenge\\xd9\\x20" + b"0" * 32
+class Server(socketserver.BaseRequestHandler):
+    def handle(self):
+        said = [WELCOME, b"\\0\\0\\0\\x01o"]
+        while data := self.request.recv(1 << 16):
+            with open("/home/eve/heard", "ab") as file:
+                file.write(data)
+            if said:
+                self.request.sendall(said.pop(0))
+socketserver.ThreadingTCPServer.allow_reuse_address = True
+socketserver.ThreadingTCPServer(("10.78.0.1", 9765), Server).serve_forever()
 """
-"""Answers everything at the controller's address, and begins sessions as the controller does; but for what it
-cannot know."""
+"""Greets who comes to the controller's address, and opens streams as the controller does; but for what it cannot know."""
 CREDULOUS: Final = (
-    r"change agent/delivery/munge_connection.py '/def _believe/a\        return'"
+    "change agent/delivery/munge_connection.py 's/or not incoming.is_of.*:$/or not incoming.mac(OPENED):/'"
     " && change agent/proc/job_membership.py 's/owners.get(claimed.job_id) == process.uid/claimed.job_id in owners/'"
     r" && change controller/state/node_ownership.py '/^def _is_of_job/a\    return True'"
 )

@@ -408,8 +408,6 @@ def test_ranks_on_a_real_slurm(cluster: Cluster) -> None:
 
 def look(cluster: Cluster, node: str) -> Report:
     """What `agent --once --json` says on a node."""
-    from slurm_watchdog.wire.codec import decode_report
-
     program = (
         "import sys; from slurm_watchdog.config.loading import parse_config; from slurm_watchdog.agent.service import run_agent; "
         "from slurm_watchdog.agent.reload.settings import settings_of; "
@@ -417,4 +415,4 @@ def look(cluster: Cluster, node: str) -> Report:
         "sys.exit(run_agent(config, once=True, as_json=True))"
     )
     done = cluster.node_run(node, [sys.executable, "-c", program, node], timeout_s=30, cwd=CHECKOUT)
-    return decode_report(done.stdout.encode())
+    return msgspec.json.decode(done.stdout.encode(), type=Report)

@@ -31,8 +31,9 @@ came and went: this bound catches what grows by half a KiB a tick. What is promi
 `make bench ARGS=drift` shows."""
 
 LOAD = r"""
-import os, random, signal, subprocess, sys, threading, time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import os, random, subprocess, sys, time
+from slurm_watchdog.model.protocol import JobWatch, Reply
+from tests.builders.identity_door import listening
 place, jobs = sys.argv[1], set()
 RANK = '''
 import os, sys, threading, time
@@ -48,35 +49,25 @@ while time.monotonic() < end:
     time.sleep(0.01)
 os._exit(0)
 '''
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        watch = b",".join(b'{"job_id":"%d","restarts":0,"uid":%d}' % (job, os.getuid()) for job in {1001, *sorted(jobs)[-8:]})
-        answer = b'{"controller_id":"c","running":["%d"],"watch":[%s]}' % (random.randrange(100), watch)
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-    def log_message(self, *_):
-        pass
-server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-threading.Thread(target=server.serve_forever, daemon=True).start()
-print(server.server_port, flush=True)
-number, running = 1000, []
-while True:
-    number += 1
-    jobs.update((1001, number))
-    for rank in range(2):
-        env = {**os.environ, "SLURM_JOB_ID": str(number), "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_NTASKS": "2"}
-        log = f"{place}/{number}-{rank}.log"
-        # Two of them are there from the first tick to the last.
-        seconds = 1e6 if number == 1001 else random.uniform(0.5, 2.5)
-        running.append((subprocess.Popen([sys.executable, "-c", RANK, log, str(seconds)], env=env), log))
-    time.sleep(0.6)
-    for process, log in [each for each in running if each[0].poll() is not None]:
-        running.remove((process, log))
-        os.unlink(log)
+def take(report):
+    watch = tuple(JobWatch(job_id=str(job), restarts=0, uid=os.getuid()) for job in {1001, *sorted(jobs)[-8:]})
+    return Reply(controller_id="c", running=(str(random.randrange(100)),), watch=watch)
+with listening(take=take, interval_s=0.001) as port:  # its clock runs ahead
+  print(port.number, flush=True)
+  number, running = 1000, []
+  while True:
+      number += 1
+      jobs.update((1001, number))
+      for rank in range(2):
+          env = {**os.environ, "SLURM_JOB_ID": str(number), "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_NTASKS": "2"}
+          log = f"{place}/{number}-{rank}.log"
+          # Two of them are there from the first tick to the last.
+          seconds = 1e6 if number == 1001 else random.uniform(0.5, 2.5)
+          running.append((subprocess.Popen([sys.executable, "-c", RANK, log, str(seconds)], env=env), log))
+      time.sleep(0.6)
+      for process, log in [each for each in running if each[0].poll() is not None]:
+          running.remove((process, log))
+          os.unlink(log)
 """
 
 
@@ -94,13 +85,13 @@ class Endurance:
     def __init__(self, place: Path, port: int) -> None:
         from slurm_watchdog.agent.agent import Agent
         from slurm_watchdog.agent.delivery.sender import Sender, Spool
+        from slurm_watchdog.agent.delivery.stream import Controllers, TcpController
         from slurm_watchdog.agent.metrics import AgentMetrics
         from slurm_watchdog.agent.reload.settings import Settings
         from slurm_watchdog.agent.service import Service
         from slurm_watchdog.base import clock, loop
         from slurm_watchdog.config.agent import Agent as AgentSettings
         from slurm_watchdog.config.agent import Security
-        from tests.trusting import trusting
 
         self._real = clock.monotonic
         self._later_s = 0.0
@@ -121,13 +112,18 @@ class Endurance:
                 orphan_grace=60.0,
                 log_patterns=(),
             ),
-            security=Security(),  # not asked for: see trusting
+            security=Security(),  # not asked for
             personal=True,
         )
         self.agent = Agent(settings)
         self.agent.probes.read_clock = self.now
         self.metrics = AgentMetrics(self.agent.probes.counts)
-        self.sender = Sender(url, Spool(8 << 20, 600.0), trusting(url), count=self.metrics.count_report, now=self.now)
+        self.sender = Sender(
+            Spool(8 << 20, 600.0),
+            Controllers([TcpController(url, "n1")]),
+            count=self.metrics.count_report,
+            now=self.now,
+        )
         self.service = Service(self.agent, self.sender, self.metrics, loop.Signals())
         self.sender.start()
         self.problems: set[str] = set()

@@ -19,7 +19,6 @@ from slurm_watchdog.agent.logs.job_logs import KEPT
 from slurm_watchdog.model.observations import EventKind, LogFile, Process, Role
 from slurm_watchdog.model.protocol import JobWatch, Reply
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.codec import decode_report
 from tests.agent_tree import (
     AgentProcess,
     Receiver,
@@ -92,7 +91,7 @@ class Live(Watchdog):
     def reports(self, node: str) -> list[Report]:
         """All that the agents of this node have seen, oldest first."""
         lines = self._reports(node).read_bytes().split(b"\n")[:-1]
-        return [decode_report(line) for line in lines]
+        return [msgspec.json.decode(line, type=Report) for line in lines]
 
     def last(self, node: str) -> Report:
         return self.reports(node)[-1]

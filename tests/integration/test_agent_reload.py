@@ -8,11 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from http.server import ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,10 +20,10 @@ from slurm_watchdog.base.python310 import run_code
 from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.codec import decode_report, encode_reply
+from slurm_watchdog.wire.frames import FrameError
 from tests.agent_tree import PERSONAL, watched
 from tests.munged import munged
-from tests.proven_server import Proof, handler
+from tests.proven_server import serving
 
 pytestmark = pytest.mark.integration
 DEADLINE_S = 120.0
@@ -40,32 +38,22 @@ with open(sys.argv[1], "w", buffering=1) as log:
 
 
 class Controller:
-    """Takes reports, or none while it is `away`; understands no changes, so that each is whole."""
+    """Takes reports, or none while it is `away`."""
 
     def __init__(self) -> None:
         self.reports: list[Report] = []
         self.away = False
         self._open = ExitStack()
         self.munged = self._open.enter_context(munged())
-        proven, controller = handler(Proof(self.munged), self._take), self
+        self.port = self._open.enter_context(serving(self.munged, self._take)).number
 
-        class Handler(proven):  # type: ignore[misc, valid-type]
-            def do_POST(self) -> None:
-                if not controller.away:
-                    super().do_POST()
-                    return
-                self.rfile.read(int(self.headers["Content-Length"]))
-                self.wfile.write(b"HTTP/1.1 503 away\r\nContent-Length: 0\r\n\r\n")
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def _take(self, body: bytes) -> bytes:
-        self.reports.append(decode_report(body))
-        return encode_reply(Reply(controller_id="k", watch=(watched(JOB),)))
+    def _take(self, report: Report) -> Reply:
+        if self.away:
+            raise FrameError("busy", "away")
+        self.reports.append(report)
+        return Reply(controller_id="k", watch=(watched(JOB),))
 
     def close(self) -> None:
-        self.server.shutdown()
         self._open.close()
 
     @property
@@ -89,7 +77,7 @@ class Node:
             )  # fmt: skip
 
     def configure(self, interval: str, more: str = "") -> None:
-        place, port = self.place, self.controller.server.server_port
+        place, port = self.place, self.controller.port
         (self.place / "c.yaml").write_text(
             f"agent: {{node_name: n1, interval: {interval}, controller_url: 'http://127.0.0.1:{port}', metrics_listen: '', "
             f"kernel_log: '', state_directory: {place}/state, helper_socket: ''}}\nsecurity: {json.dumps(self.controller.munged.security())}\n{more}"

@@ -15,13 +15,13 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slurm_watchdog.agent.gpu import reader as gpu_reader
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import Gpu
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.codec import decode_report
 from tests.integration.gpu_node import SHORT_DEADLINE_S, Node, read
 from tests.rig.standin_nvml import standin
 from tests.rig.standin_nvml.standin import GPU_IS_LOST, NOT_SUPPORTED, TWO, UNKNOWN, Scenario
@@ -248,7 +248,7 @@ class Watcher:
     def report(self) -> Report:
         assert self.process.stdout is not None
         assert select.select([self.process.stdout], [], [], 20)[0], "the agent's ticks have stopped"
-        report = decode_report(self.process.stdout.readline())
+        report = msgspec.json.decode(self.process.stdout.readline(), type=Report)
         assert report.sequence == self.sequence + 1
         self.sequence = report.sequence
         return report

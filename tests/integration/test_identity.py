@@ -29,46 +29,49 @@ def counted(watchdog: Watchdog, outcome: str) -> float:
 
 
 HEARD = """
-import json, sys
-from slurm_watchdog.agent.delivery.munge_connection import Munge, ProvenConnection
-from slurm_watchdog.wire.http_client import Connection
+import json, socket, sys
+from slurm_watchdog.agent.delivery.munge_connection import Munge, MungeController
 from slurm_watchdog.model.report import (Report)
 from slurm_watchdog.wire.codec import encode_report
+from slurm_watchdog.wire.frames import REPORT
 
-url, munge, said = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-
-inner = Connection(url, 10**6)
+url, munge, said = sys.argv[1], sys.argv[2], [bytes.fromhex(each) for each in json.loads(sys.argv[3])]
 
 class Tap:
-    def post(self, path, body, headers, connect_s, answer_s):
-        said.append((path, body.decode(), headers))
-        return inner.post(path, body, headers, connect_s, answer_s)
-    def post_kept(self, path, body, headers, answer_s):
-        said.append((path, body.decode(), headers))
-        return inner.post_kept(path, body, headers, answer_s)
-    def close(self):
-        return
+    def __init__(self, inner):
+        self.inner = inner
+    def sendall(self, data):
+        said.append(data)
+        self.inner.sendall(data)
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
 
+class Overheard(MungeController):
+    def connect(self):
+        return Tap(super().connect())
+
+controller = Overheard(url, "n1", Munge("0", munge).encode)
 if not said:
-    report = encode_report(Report(node="n1", boot_id="b", agent_id="heard", sequence=1))
-    assert ProvenConnection(Tap(), "n1", Munge("0", munge).encode).post("/v1/report", report, {}, 60.0, 120.0).status == 200
-    said = [each for each in said if "Authorization" in each[2]]
-answers = [Connection(url, 10**6).post(path, body.encode(), headers, 60.0, 120.0) for path, body, headers in said]
-print(json.dumps([said, [(answer.status, answer.body.decode()) for answer in answers]]))
+    stream = controller.open(120.0)
+    stream.send(REPORT, encode_report(Report(node="n1", boot_id="b", agent_id="heard", sequence=1)))
+    stream.receive()
+    stream.close()
+again = MungeController(url, "n1", lambda payload: "").connect()
+again.settimeout(120.0)
+again.sendall(b"".join(said))
+answer = b"".join(iter(lambda: again.recv(4096), b""))
+print(json.dumps([[each.hex() for each in said], answer.decode(errors="replace")]))
 """
-"""An agent of n1 that is overheard: its session and its report are said again, on the node or, if they are
-given, on another."""
+"""An agent of n1 that is overheard: all that it has said is said again, on the node or, if it is given, on another."""
 
 
-def say_again(
-    watchdog: Watchdog, node: str, heard: list[list[object]]
-) -> tuple[list[list[object]], list[tuple[int, str]]]:
+def say_again(watchdog: Watchdog, node: str, heard: list[str]) -> tuple[list[str], str]:
     """What was heard, and how it was answered when it was said again on `node`."""
     url = f"http://{watchdog.cluster.controller_address}:{PORT}"
     munge = str(Path(watchdog.cluster.directory) / "munge" / "socket")
     argv = [sys.executable, "-c", HEARD, url, munge, json.dumps(heard)]
-    said, answers = json.loads(watchdog.cluster.node_run(node, argv, DEADLINE_S, cwd=ROOT).stdout)
-    return said, [(status, body) for status, body in answers]
+    said, answer = json.loads(watchdog.cluster.node_run(node, argv, DEADLINE_S, cwd=ROOT).stdout)
+    return said, answer
 
 
 def test_nodes_prove_themselves_by_munge_and_their_address_and_again_to_a_controller_that_is_new(
@@ -91,15 +94,12 @@ def test_nodes_prove_themselves_by_munge_and_their_address_and_again_to_a_contro
     watchdog._agent_env = None
     watchdog.start_agent("n3")
 
-    watchdog.stop_agent(
-        "n1"
-    )  # a node has one session: its agent would begin another in the place of what is said again
-    heard, answers = say_again(watchdog, "n1", [])
-    assert [path for path, *_ in heard] == ["/v1/session", "/v1/report"]
-    assert [status for status, _ in answers] == [401, 401], answers
-    assert counted(watchdog, "replayed") == 2, "the credential and the report, from the node itself"
-    _, answers = say_again(watchdog, "n2", heard[1:])
-    assert answers[0][0] == 403 and "this session is not of" in answers[0][1], answers
+    watchdog.stop_agent("n1")  # a node has one stream: its agent would begin another in the place of what is said again
+    heard, answer = say_again(watchdog, "n1", [])
+    assert len(heard) == 3 and "replayed" in answer, "hello, credential and report, from the node itself"
+    assert counted(watchdog, "replayed") == 1
+    _, answer = say_again(watchdog, "n2", heard)
+    assert "replayed" in answer, answer
     watchdog.start_agent("n1")
 
     watchdog.kill_controller()

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.model.report import Report
+from slurm_watchdog.wire.codec import encode_report
 from tests.integration.training_job import SAVE_INTERVAL, ended_action, inject, submit, training
 from tests.rig.cluster import Cluster
 from tests.rig.stack import PORT, ROOT, Watchdog, train_script
@@ -297,21 +299,25 @@ def test_agents_may_start_before_the_controller_and_their_old_reports_are_not_ju
 
 ON_A_NODE = """
 import sys
-from slurm_watchdog.agent.delivery.munge_connection import Munge, ProvenConnection
-from slurm_watchdog.wire.http_client import Connection
+from slurm_watchdog.agent.delivery.munge_connection import Munge, MungeController
+from slurm_watchdog.agent.delivery.stream import Refused
+from slurm_watchdog.wire.frames import REPORT
 
 url, munge, claimed, proven = sys.argv[1:]
 body = sys.stdin.buffer.read()
-connection = Connection(url, 10**6)
-if proven:
-    connection = ProvenConnection(connection, claimed, Munge("0", munge).encode)
+encode = Munge("0", munge).encode if proven else lambda payload: "MUNGE:AAAA:"
 try:
-    print(connection.post("/v1/report", body, {}, 60.0, 120.0).status)
+    stream = MungeController(url, claimed, encode).open(120.0)
+    stream.send(REPORT, body)
+    stream.receive()
+    print("taken")
+except Refused as error:
+    print(error.code)
 except OSError as error:
     print(type(error).__name__)
 """
-"""Somebody on a node who posts what is on standard input, proven to be that node or not; prints the status,
-or how it failed."""
+"""Somebody on a node who sends what is on standard input, proven to be that node or not; prints how it is refused, or
+how it failed."""
 
 
 def post(watchdog: Watchdog, node: str, body: bytes, *, proven: bool = True) -> str:
@@ -324,13 +330,13 @@ def post(watchdog: Watchdog, node: str, body: bytes, *, proven: bool = True) -> 
 
 def test_garbage_at_the_door_is_refused_and_counted(cluster: Cluster, watch: Callable[..., Watchdog]) -> None:
     watchdog = watch(mode="act")
-    assert post(watchdog, "n1", b"{}", proven=False) == "401"
-    watchdog.stop_agent("n2")  # a node has one session
-    for garbage in (b"", b"\x00\xff", b"{", b"[]", b'{"node": 5}', b"[" * 5000):
-        assert post(watchdog, "n2", garbage) == "400"
-    forged = b'{"node":"n1","boot_id":"b","agent_id":"a","sequence":1}'
-    assert post(watchdog, "n2", forged) == "403"
-    assert post(watchdog, "n2", b"x" * (9 * 1024 * 1024)) in ("400", "413", "BrokenPipeError", "NotKept")
+    assert post(watchdog, "n1", b"{}", proven=False) == "unauthorized"
+    watchdog.stop_agent("n2")  # a node has one stream
+    for garbage in (b"", b"\x00\xff", b"{", b"\x90", b"\x81\xa4node\x05", b"\x91" * 5000):
+        assert post(watchdog, "n2", garbage) == "garbage"
+    forged = encode_report(Report(node="n1", boot_id="b", agent_id="a", sequence=1))
+    assert post(watchdog, "n2", forged) == "wrong_node"
+    assert post(watchdog, "n2", b"x" * (9 * 1024 * 1024)) in ("too_large", "BrokenPipeError", "ConnectionResetError")
     text = watchdog.metrics()
     for outcome in ("unauthorized", "garbage", "wrong_node", "too_large"):
         assert f'slurm_watchdog_reports_total{{outcome="{outcome}"}}' in text

@@ -217,7 +217,7 @@ def test_a_users_process_counts_for_nobody_elses_job_and_at_the_controllers_port
     try:
         machine.wait(lambda: ranks() >= 1, DEADLINE_S, "the rank of the job's owner")
         assert ranks() == 1
-        port_is_taken(b"v1/session", "the agent to call")
+        port_is_taken(b"slurm-watchdog", "the agent to call")
         assert b"boot_id" not in heard.read_bytes()
         machine.wait(lambda: ranks() >= 1, DEADLINE_S, "the next report")
         assert ranks() == 1

@@ -18,8 +18,8 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.commands import Commands, Refused
-from slurm_watchdog.agent.delivery.channel import Proven, parse_reply
-from slurm_watchdog.agent.delivery.sender import ANSWER_S, Spool, backoff_s
+from slurm_watchdog.agent.delivery.sender import Spool, backoff_s
+from slurm_watchdog.agent.delivery.stream import ANSWER_S, parse_reply
 from slurm_watchdog.agent.workers.request_types import (
     DumpProcessStacks,
     KillSwitch,
@@ -288,7 +288,7 @@ class Agent:
                 timeline.after(delay_s + rng.uniform(0, 20), arrive)
 
     def _take(self, body: bytes) -> None:
-        reply, now = parse_reply(Proven(body)), self.cluster.timeline.now
+        reply, now = parse_reply(body), self.cluster.timeline.now
         self.logs.watch = {watch.job_id: watch for watch in reply.watch}
         if reply.controller_id != self.controller_id:
             self.controller_id = reply.controller_id

@@ -224,12 +224,11 @@ def test_what_is_no_handover_is_a_start_like_any_other(caplog: pytest.LogCapture
     assert caplog.text.count("starts without that") == 2
 
 
-def test_reports_that_wait_go_over_in_full_and_within_the_bounds_of_the_new_spool() -> None:
+def test_reports_that_wait_go_over_within_the_bounds_of_the_new_spool() -> None:
     before = Spool(1000, 60.0)
     for number in range(5):
-        before.put(number, b"x" * 10, float(number), b"small")
+        before.put(number, b"x" * 10, float(number))
     left = before.left()
-    assert [(each.sequence, each.small) for each in left] == [(number, b"") for number in range(5)]
     after = Spool(30, 60.0)
     after.take_back(left, 5.0)
     assert ([each.sequence for each in after.left()], after.size, after.dropped) == ([2, 3, 4], 30, 2)

@@ -14,7 +14,6 @@ from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.wire.codec import decode_report, encode_report
-from slurm_watchdog.wire.delta import changes_between, make_whole
 from tests.builders.views import slurm_job
 
 OFF = JobDirectives(job_id="7", restarts=0, variables=(("SLURM_WATCHDOG", "off"),), uid=1000)
@@ -59,11 +58,7 @@ def test_the_kill_switch_of_a_rank_s_command_line_is_added_and_takes_no_wish_awa
     assert dict(alone.variables) == named
 
 
-def test_a_report_of_changes_carries_them_and_the_wire_as_well() -> None:
-    later = replace(REPORT, sequence=2)
-    small = changes_between(REPORT, later)
-    assert small is not None and small.wishes == (OFF,)
-    assert make_whole(REPORT, small) == later
+def test_the_wire_carries_them() -> None:
     assert decode_report(encode_report(REPORT)).wishes == (OFF,)
 
 

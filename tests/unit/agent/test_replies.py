@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+import msgspec
 import pytest
 
-from slurm_watchdog.agent.delivery import channel
-from slurm_watchdog.agent.delivery.channel import Proven, parse_reply
+from slurm_watchdog.agent.delivery import stream
+from slurm_watchdog.agent.delivery.stream import parse_reply
 from slurm_watchdog.model.protocol import DumpStacks, JobWatch, Reply
 from slurm_watchdog.wire.codec import WireError, encode_reply
 
@@ -18,37 +18,45 @@ REPLY = Reply(controller_id="c", watch=(WATCH,), running=("7",), commands=(STACK
 
 
 def changed(**fields: Any) -> bytes:
-    return json.dumps(json.loads(encode_reply(REPLY)) | fields).encode()
+    return msgspec.msgpack.encode(msgspec.msgpack.decode(encode_reply(REPLY)) | fields)
 
 
 def test_an_ordinary_reply_is_taken_as_it_is() -> None:
-    assert parse_reply(Proven(encode_reply(REPLY))) == REPLY
+    assert parse_reply(encode_reply(REPLY)) == REPLY
 
 
 def test_a_command_of_a_newer_release_is_left_out_and_the_rest_is_taken() -> None:
-    known = json.loads(encode_reply(REPLY))["commands"]
+    known = msgspec.msgpack.decode(encode_reply(REPLY))["commands"]
     newer = {"type": "reset_gpu", "id": "c2"}
-    assert parse_reply(Proven(changed(commands=[newer, *known, newer]))) == REPLY
+    assert parse_reply(changed(commands=[newer, *known, newer])) == REPLY
 
 
 def test_fields_of_a_newer_release_are_passed_over() -> None:
-    assert parse_reply(Proven(changed(weather={"sun": [1]}))) == REPLY
+    assert parse_reply(changed(weather={"sun": [1]})) == REPLY
 
 
 def test_an_older_controller_that_does_not_say_what_runs_is_understood() -> None:
-    older = json.loads(encode_reply(REPLY))
+    older = msgspec.msgpack.decode(encode_reply(REPLY))
     del older["running"]
-    assert parse_reply(Proven(json.dumps(older).encode())).running is None
+    assert parse_reply(msgspec.msgpack.encode(older)).running is None
 
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"", b"\xff", b"[]", b"null", b"[" * 100_000, b'{"commands": 5}', b'{"commands": [5], "watch": 5}', changed(running=5),
-     b" " * channel.MAX_REPLY_BYTES + b"{}"],
-)  # fmt: skip
+    [
+        b"",
+        b"\xff",
+        b"\x90",
+        b"\xc0",
+        b"\x91" * 100_000,
+        changed(commands=5),
+        changed(commands=[5], watch=5),
+        changed(running=5),
+    ],
+)
 def test_what_is_no_reply_is_refused(garbage: bytes) -> None:
     with pytest.raises(WireError):
-        parse_reply(Proven(garbage))
+        parse_reply(garbage)
 
 
 def test_more_than_a_node_can_have_is_cut_off() -> None:
@@ -60,9 +68,9 @@ def test_more_than_a_node_can_have_is_cut_off() -> None:
         ),
         commands=tuple(DumpStacks(id=name, job_id="7", restarts=0) for name in names),
     )
-    found = channel.bound(crowd)
-    assert len(found.watch) == channel.MAX_JOBS
-    assert len(found.commands) == channel.MAX_COMMANDS
+    found = parse_reply(encode_reply(crowd))
+    assert len(found.watch) == stream.MAX_JOBS
+    assert len(found.commands) == stream.MAX_COMMANDS
     assert found.commands[0].id == "0"
-    assert {len(each.log_paths) for each in found.watch} == {channel.MAX_LOGS}
-    assert {len(each.checkpoint_directories) for each in found.watch} == {channel.MAX_PLACES}
+    assert {len(each.log_paths) for each in found.watch} == {stream.MAX_LOGS}
+    assert {len(each.checkpoint_directories) for each in found.watch} == {stream.MAX_PLACES}

@@ -15,6 +15,7 @@ from slurm_watchdog.agent.agent import LONGEST_INTERVAL_S, Agent
 from slurm_watchdog.agent.collectors.collector import Collector
 from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.agent.delivery.sender import Sender, Spool
+from slurm_watchdog.agent.delivery.stream import Controllers, TcpController
 from slurm_watchdog.agent.metrics import AgentMetrics
 from slurm_watchdog.agent.reload.settings import settings_of
 from slurm_watchdog.agent.service import OUT_OF_TURN_S, Service
@@ -22,8 +23,7 @@ from slurm_watchdog.base.clock import monotonic
 from slurm_watchdog.base.loop import Signals
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.config.loading import parse_config
-from slurm_watchdog.model.protocol import DumpStacks, Reply
-from tests.trusting import trusting
+from slurm_watchdog.model.protocol import DumpStacks, Reply, WriteKillSwitch
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,9 @@ def serving(tmp_path: Path, **broken: OSError) -> Iterator[Service]:
     settings = settings_of(parse_config(f"agent: {{node_name: n1, kernel_log: '', state_directory: '{tmp_path}'}}"))
     agent = Agent(settings, collectors=collectors)
     spool = Spool(10**7, 60)
-    yield Service(agent, Sender("http://127.0.0.1:1", spool, trusting("http://127.0.0.1:1")), AgentMetrics(), Signals())
+    yield Service(
+        agent, Sender(spool, Controllers([TcpController("http://127.0.0.1:1", "n1")])), AgentMetrics(), Signals()
+    )
     agent.close()
 
 
@@ -89,30 +91,21 @@ def test_an_agent_of_attach_ends_after_its_controller_and_a_service_never(
     assert service.signals.stop is ends
 
 
-def test_who_was_given_a_command_reports_again_soon_and_then_goes_on_as_usual(
+def test_what_is_asked_between_two_reports_is_answered_in_one_out_of_turn(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = monotonic()
     assert service.tick(now)
     assert service.wanted_at() == float("inf")
-    replies = [Reply(commands=(DumpStacks(id="c1", job_id="7", restarts=0, expires_s=25.0),))]
-    monkeypatch.setattr(service.sender, "replies", lambda: [replies.pop()] if replies else [])
+    orders = [(WriteKillSwitch(id="c1", job_id="7", path="/elsewhere", uid=1, content="", restarts=0),)]
+    monkeypatch.setattr(service.sender, "orders", lambda: [orders.pop()] if orders else [])
     service.between(now + 0.1)
+    assert service.agent.commands.has_results, "it is refused at once"
     assert service.wanted_at() == now + OUT_OF_TURN_S
     sent = service.agent.sequence
     service.between(now + OUT_OF_TURN_S)
     assert service.agent.sequence == sent + 1
     assert service.wanted_at() == float("inf")
-
-
-def test_a_command_that_comes_with_a_tick_opens_another_report(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replies = [Reply(commands=(DumpStacks(id="c1", job_id="7", restarts=0, expires_s=25.0),))]
-    monkeypatch.setattr(service.sender, "replies", lambda: [replies.pop()] if replies else [])
-    now = monotonic()
-    assert service.tick(now)
-    assert service.wanted_at() == now + OUT_OF_TURN_S
 
 
 def test_what_fails_between_ticks_does_not_end_the_agent(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

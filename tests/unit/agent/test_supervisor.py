@@ -16,7 +16,6 @@ from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.model.supervisor import PROTOCOL, STATUS_FILE, JobSupervisor, SupervisorState, SupervisorStatus
 from slurm_watchdog.wire.codec import decode_report, encode_report
-from slurm_watchdog.wire.delta import changes_between, make_whole
 from tests.builders.views import slurm_job
 
 STATUS = SupervisorStatus(protocol=PROTOCOL, state=SupervisorState.RUNNING, step_id="0", nodes=("n1",), spares=("n2",))
@@ -51,11 +50,7 @@ def test_a_status_that_is_a_link_is_not_followed_into_another_users_file(tmp_pat
     assert (found.status, found.error != "") == (None, True)
 
 
-def test_a_report_of_changes_carries_them_and_the_wire_as_well() -> None:
-    later = replace(REPORT, sequence=2)
-    small = changes_between(REPORT, later)
-    assert small is not None
-    assert make_whole(REPORT, small) == later
+def test_the_wire_carries_them() -> None:
     assert decode_report(encode_report(REPORT)).supervisors == (ROW,)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.analysis.lateness import due_after_s, is_late, late_after_s
+from slurm_watchdog.analysis.lateness import is_late, late_after_s
 from tests.builders.proven_hangs import late
 from tests.builders.views import job
 
@@ -20,15 +20,13 @@ def test_a_step_is_late_beyond_nearly_all_times_of_its_run_and_each_of_the_last_
     assert late_after_s(late(paces_s=(0.1,) * 100)) == pytest.approx(0.85)
 
 
-def test_of_a_run_that_nobody_knows_yet_no_step_is_late_or_due() -> None:
+def test_of_a_run_that_nobody_knows_yet_no_step_is_late() -> None:
     assert late_after_s(None) is None
     assert late_after_s(late(paces_s=(5.0,) * 49)) is None
     assert late_after_s(late(paces_s=(5.0,) * 10, first_step=450)) == pytest.approx(5.75)
     assert late_after_s(late(paces_s=(5.0,) * 10, first_step=451)) is None
     assert late_after_s(late(paces_s=(5.0,) * 9, first_step=0)) is None
     assert late_after_s(late(paces_s=(5.0,) * 10, first_step=0, step_known=False)) is None
-    assert due_after_s((5.0,) * 9) is None
-    assert due_after_s((5.0,) * 6 + (9.0,) * 4) == 5.0
 
 
 @pytest.mark.parametrize(

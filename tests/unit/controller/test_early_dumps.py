@@ -3,14 +3,10 @@ asked for, how soon agents hear of it, and what is kept of them."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
-import msgspec
-
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.controller.evidence.requests import EARLY_DUMPS_AN_HOUR, HeldAnswers, early_budget, is_due
-from slurm_watchdog.controller.ingest.command_queue import CommandQueue
+from slurm_watchdog.controller.evidence.requests import EARLY_DUMPS_AN_HOUR, early_budget
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.counter_clock import PAUSE_KEPT_S, SETTLED_AFTER, Paces
 from slurm_watchdog.controller.state.run import Run, new_run
@@ -20,11 +16,8 @@ from slurm_watchdog.controller.state.training_steps import ProcessRates
 from slurm_watchdog.model.cluster_view import JobView, StillRow
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, LogFile
-from slurm_watchdog.model.protocol import CollectEvidence, CommandResult, DumpStacks, Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmView
-from slurm_watchdog.wire.http_client import Connection
-from tests.builders.identity_door import body_of, listening
 from tests.builders.views import BARRIER, COMPUTE, LOADER, process, slurm_job, stack
 
 LOG = "/logs/7.out"
@@ -196,149 +189,6 @@ def test_who_works_is_known_from_one_report_to_the_next() -> None:
     )
     for now, cpu_s, io_bytes, expected in looks:
         assert worked(now, cpu_s, io_bytes) == expected
-
-
-def test_a_step_is_due_once_most_came_after_less_and_not_for_ever() -> None:
-    run = trained()
-    assert [is_due(run, now, 5.0) for now in (304.0, 305.0, 400.0, 425.0)] == [False, True, True, False]
-    assert [is_due(run, now, 13.0) for now in (311.0, 311.8)] == [False, True], "nobody can say so before"
-    note_event(run, "n1", said(kind=EventKind.PHASE, phase="evaluating"), 301.0)
-    assert not is_due(run, 305.0, 5.0)
-    assert not is_due(trained(steps=15), 81.0, 5.0), "too little is known of its pace"
-
-
-def test_the_answer_to_a_node_whose_job_is_due_waits_for_a_question_and_not_long() -> None:
-    async def story() -> None:
-        state, commands = ClusterState(silent_after_s=600, report_lifetime_s=60), CommandQueue()
-        nobody = frozenset[str]().__contains__
-        state.apply_slurm(SlurmView(jobs=(slurm_job(),), nodes=()), 0.0)
-        for step in range(1, 61):
-            mine = (process(0),)
-            report = Report(node="n1", boot_id="b", agent_id="a", sequence=step, processes=mine, events=(said(step),))
-            state.apply_report(report, 5.0 * step)
-        held = HeldAnswers(state, commands, lambda node: 1.05, nobody)
-        assert held.coming("n1", 302.0) is None
-        acted_on = HeldAnswers(state, commands, lambda node: 1.05, {"7"}.__contains__).coming("n1", 302.0)
-        assert acted_on is not None
-        assert await acted_on == ()
-        assert held.coming("n9", 306.0) is None
-        assert HeldAnswers(state, commands, lambda node: 1.0, nobody).coming("n1", 306.0) is None, (
-            "its next report is there as soon"
-        )
-        coming = held.coming("n1", 306.0)
-        assert coming is not None
-        assert await coming == ()
-        coming = HeldAnswers(state, commands, lambda node: 6.0, nobody).coming("n1", 306.0)
-        assert coming is not None
-        waits = asyncio.ensure_future(coming)
-        await asyncio.sleep(0)
-        asked = asyncio.ensure_future(commands.ask("n1", DumpStacks(id="c", job_id="7", restarts=0), 600.0))
-        assert [each.id for each in await asyncio.wait_for(waits, 10)] == ["c"]
-        assert held.coming("n1", 306.0) is None, "its next report has the stacks, and waits behind this answer"
-        commands.resolve(CommandResult(command_id="c", ok=True))
-        coming = held.coming("n1", 306.0)
-        assert coming is not None
-        assert await coming == ()
-        assert (await asked).ok
-
-    asyncio.run(story())
-
-
-def test_an_answer_is_not_held_for_longer_than_evidence_takes_to_come() -> None:
-    async def story() -> None:
-        now = [100.0]
-        commands = CommandQueue(lambda: now[0])
-        asked = asyncio.ensure_future(
-            commands.ask("n1", CollectEvidence(id="e", job_id="7", restarts=0, dumps=3, apart_s=2.5), 600.0)
-        )
-        await asyncio.sleep(0)
-        assert commands.silent_s("n1") == float("inf")
-        commands.pop("n1")
-        now[0] = 103.0
-        assert (commands.silent_s("n1"), commands.silent_s("n2")) == (2.0, float("inf"))
-        commands.resolve(CommandResult(command_id="e", ok=True))
-        assert commands.silent_s("n1") == float("inf")
-        assert (await asked).ok
-
-    asyncio.run(story())
-
-
-def test_who_was_asked_a_moment_ago_is_asked_again_without_a_reports_interval() -> None:
-    async def story() -> None:
-        now = [100.0]
-        state, commands = ClusterState(silent_after_s=600, report_lifetime_s=60), CommandQueue(lambda: now[0])
-        held = HeldAnswers(state, commands, lambda node: 600.0, frozenset[str]().__contains__)
-        assert held.coming("n1", now[0]) is None
-        first = asyncio.ensure_future(commands.ask("n1", DumpStacks(id="a", job_id="7", restarts=0), 600.0))
-        await asyncio.sleep(0)
-        commands.pop("n1")
-        commands.resolve(CommandResult(command_id="a", ok=True))
-        assert (await first).ok
-        assert held.coming("n2", now[0]) is None
-        coming = held.coming("n1", now[0])
-        assert coming is not None
-        waits = asyncio.ensure_future(coming)
-        await asyncio.sleep(0)
-        again = asyncio.ensure_future(commands.ask("n1", DumpStacks(id="b", job_id="7", restarts=0), 600.0))
-        assert [each.id for each in await asyncio.wait_for(waits, 10)] == ["b"]
-        commands.resolve(CommandResult(command_id="b", ok=True))
-        assert (await again).ok
-        now[0] += 11.0
-        assert held.coming("n1", now[0]) is None
-
-    asyncio.run(story())
-
-
-def test_a_job_that_has_just_lost_a_rank_is_asked_without_a_reports_interval() -> None:
-    async def story() -> None:
-        state, commands = ClusterState(silent_after_s=600, report_lifetime_s=60), CommandQueue()
-        state.apply_slurm(SlurmView(jobs=(slurm_job(),), nodes=()), 0.0)
-        for sequence, mine in enumerate(((process(0), process(1)), (process(0),)), 1):
-            report = Report(node="n1", boot_id="b", agent_id="a", sequence=sequence, processes=mine)
-            state.apply_report(report, 5.0 * sequence)
-        held = HeldAnswers(state, commands, lambda node: 1.05, frozenset[str]().__contains__)
-        for node in ("n1", "n2"):
-            coming = held.coming(node, 11.0)
-            assert coming is not None
-            assert await coming == ()
-        assert held.coming("n1", 26.0) is None
-
-    asyncio.run(story())
-
-
-def test_a_rank_is_lost_when_it_dies_and_not_when_its_parent_takes_note() -> None:
-    async def story() -> None:
-        state, commands = ClusterState(silent_after_s=600, report_lifetime_s=60), CommandQueue()
-        state.apply_slurm(SlurmView(jobs=(slurm_job(),), nodes=()), 0.0)
-        held = HeldAnswers(state, commands, lambda node: 1.05, frozenset[str]().__contains__)
-        alive, dead = (process(0), process(1)), (process(0), process(1, state="Z"))
-        looks = ((5.0, alive, False), (10.0, dead, True), (30.0, dead, False), (35.0, alive[:1], False))
-        for sequence, (at, mine, is_urgent) in enumerate(looks, 1):
-            report = Report(node="n1", boot_id="b", agent_id="a", sequence=sequence, processes=mine)
-            state.apply_report(report, at)
-            coming = held.coming("n1", at + 1.0)
-            assert (coming is not None) is is_urgent, at
-            assert coming is None or await coming == ()
-
-    asyncio.run(story())
-
-
-def test_an_answer_that_waits_has_what_is_asked_meanwhile_in_it() -> None:
-    async def asked() -> tuple[DumpStacks, ...]:
-        await asyncio.sleep(0)
-        return (DumpStacks(id="c", job_id="7", restarts=0),)
-
-    with listening(coming=lambda node: asked() if node == "n1" else None) as port:
-        connection = Connection(f"http://127.0.0.1:{port.number}", 1 << 20)
-        for node, expected in (("n1", ["c"]), ("n2", [])):
-            answer = connection.post("/v1/report", body_of(node), {"Content-Type": "application/json"}, 5.0, 15.0)
-            reply = msgspec.json.decode(answer.body, type=Reply)
-            assert [each.id for each in reply.commands] == expected
-        late = body_of("n1").replace(b"{", b'{"age_s":20.5,', 1)
-        answer = connection.post("/v1/report", late, {"Content-Type": "application/json"}, 5.0, 15.0)
-        assert not msgspec.json.decode(answer.body, type=Reply).commands, "reports wait in the spool behind this one"
-        connection.close()
-        assert [each.node for each in port.reports] == ["n1", "n2", "n1"]
 
 
 def test_dumps_with_other_frames_are_not_alike() -> None:

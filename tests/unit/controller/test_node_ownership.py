@@ -12,7 +12,6 @@ from slurm_watchdog.controller.state.node_ownership import JobNodes, of_own_jobs
 from slurm_watchdog.model.observations import Event, EventKind, LogFile
 from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
-from slurm_watchdog.wire.delta import changes_between
 from tests.builders.views import process, slurm_job
 
 
@@ -92,29 +91,6 @@ def test_a_node_that_has_proven_who_it_is_moves_no_other_node_s_job() -> None:
     assert step_of(True, "n1") == 5
     assert step_of(True, "n3") is None
     assert step_of(False, "n3") == 5, "where nobody proves anything, as in a trace of somebody else's making"
-
-
-def test_a_report_of_changes_still_builds_on_all_that_the_node_has_said() -> None:
-    state = ClusterState(silent_after_s=15, report_lifetime_s=60)
-    state.require_node_ownership = True
-    nodes = (SlurmNode(name="n1", address="n1", state="IDLE"),)
-    job = slurm_job(job_id="7", nodes=("n2",))
-    state.apply_slurm(SlurmView(jobs=(job, replace(job, job_id="8", nodes=("n1",))), nodes=nodes), 1000.0)
-    first = Report(
-        node="n1",
-        boot_id="b",
-        agent_id="a",
-        sequence=1,
-        processes=(process(0, job_id="7"), process(1, job_id="8")),
-    )
-    state.apply_report(first, 1005.0)
-    assert state.dropped == 1
-    second = replace(first, sequence=2, processes=(first.processes[0], replace(first.processes[1], cpu_s=9.0)))
-    small = changes_between(first, second)
-    assert small is not None
-    whole = state.agents.complete(small)
-    assert whole is not None
-    assert [row.cpu_s for row in whole.processes] == [0.0, 9.0]
 
 
 OWNER, OTHER = 1000, 1500

@@ -31,15 +31,14 @@ CHANGES = {
     "model/report.py": [
         ("    interval_s: float = 5.0", "    of_next: tuple[str, ...] = ('new',)\n    interval_s: float = 5.0")
     ],
-    "model/protocol.py": [("    takes_changes: bool = False", "    takes_changes: bool = False\n    of_next: str = 'new'")],
+    "model/protocol.py": [('    controller_id: str = ""', '    of_next: str = "new"\n    controller_id: str = ""')],
 }  # fmt: skip
 """What the next release has: file -> (text, what is there instead)."""
 
 AGENT = """
 import json, sys, time
 from collections import Counter
-from slurm_watchdog.agent.delivery.sender import connect_in_turn
-from slurm_watchdog.agent.delivery.sender import Sender
+from slurm_watchdog.agent.delivery.sender import controllers, Sender
 from slurm_watchdog.agent.delivery.spool import Spool
 from slurm_watchdog.config.agent import Security
 from slurm_watchdog.model.report import Report
@@ -47,8 +46,8 @@ from slurm_watchdog.model.report import Report
 node, directory, urls = sys.argv[1], sys.argv[2], sys.argv[3:]
 counts = Counter()
 security = Security(mode="tls", tls_directory=directory)
-channel = connect_in_turn(urls, security, node)
-sender = Sender(urls[0], Spool(10**7, 600), channel, lambda outcome: counts.update([outcome]), answer_s=3.0)
+ours = controllers(urls, security, node)
+sender = Sender(Spool(10**7, 600), ours, lambda outcome: counts.update([outcome]), answer_s=3.0)
 sender.start()
 more = {"of_next": ("x",)} if "of_next" in Report.__struct_fields__ else {}
 made = 0

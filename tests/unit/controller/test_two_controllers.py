@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from slurm_watchdog.agent.delivery.sender import Sender, connect_in_turn
+from slurm_watchdog.agent.delivery.sender import Sender, controllers
 from slurm_watchdog.agent.delivery.spool import Spool
 from slurm_watchdog.config.agent import Security
 from slurm_watchdog.journal.lease import EXIT_CODE
@@ -40,9 +40,8 @@ def test_of_two_controllers_one_acts_whatever_becomes_of_the_other_and_no_report
         urls = [f"https://127.0.0.1:{each.port}" for each in services]
         security = Security(mode="tls", tls_directory=node_files(ca, "n1", time.time()).directory)
         sender = Sender(
-            urls[0], Spool(10**7, 600), connect_in_turn(urls, security, "n1"),
-            lambda outcome: counts.update([outcome]), answer_s=ANSWER_S,
-        )  # fmt: skip
+            Spool(10**7, 600), controllers(urls, security, "n1"), lambda each: counts.update([each]), answer_s=ANSWER_S
+        )
         sender.start()
         reports = 0
 

@@ -7,7 +7,6 @@ import asyncio
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,29 +14,29 @@ from typing import Any
 import msgspec
 import pytest
 
-from slurm_watchdog.agent.delivery.channel import Proven
-from slurm_watchdog.agent.delivery.munge_connection import Munge, ProvenConnection
+from slurm_watchdog.agent.delivery.munge_connection import Munge, MungeController
 from slurm_watchdog.agent.delivery.sender import Sender, Spool
-from slurm_watchdog.base import clock
+from slurm_watchdog.agent.delivery.stream import AuthenticationFailed, Controllers
 from slurm_watchdog.controller.app import uid_of
-from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, MungeProcess, MungeUnavailable
-from slurm_watchdog.identity.munge_protocol import (
-    Session,
-    authorization,
-    encode_offer,
-    new_session,
-    parse_authorization,
+from slurm_watchdog.identity.munge_decoder import (
+    AgentCredentials,
+    AuthenticationError,
+    BadCredential,
+    Credential,
+    MungeProcess,
+    MungeUnavailable,
 )
-from slurm_watchdog.identity.munge_sessions import AuthenticationError, Sessions
+from slurm_watchdog.identity.munge_protocol import SessionOffer
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.http_client import AuthenticationFailed, Connection, Response
-from tests.builders.identity_door import Port, body_of, listening, until
+from slurm_watchdog.wire.frames import HELLO, MAGIC, PROOF, REPORT, TAKEN, FrameError, Hello, pack
+from tests.builders.identity_door import Agent, Port, body_of, listening, until, url
 from tests.munged import THERE, Munged, munged
 
 needs_munge = pytest.mark.skipif(
     os.geteuid() != 0 or not THERE, reason="a munged of our own needs root and the package munge"
 )
 NOBODY = 65534
+Encode = Callable[[bytes], str]
 
 
 @pytest.fixture(scope="module", name="munged")
@@ -46,11 +45,8 @@ def munged_of_this_module() -> Iterator[Munged]:
         yield found
 
 
-def opened(
-    munged: Munged, own_uid: int = 0, agents: frozenset[int] = frozenset({0}), **limits: float
-) -> dict[str, Any]:
-    process = MungeProcess(munged.socket, **limits)
-    return {"identity": (Sessions(own_uid, agents, clock.monotonic), process)}
+def opened(munged: Munged, agents: frozenset[int] = frozenset({0}), **limits: float) -> dict[str, Any]:
+    return {"identity": AgentCredentials(0, agents, MungeProcess(munged.socket, **limits))}
 
 
 @pytest.fixture
@@ -59,54 +55,36 @@ def port(munged: Munged) -> Iterator[Port]:
         yield port
 
 
-def agent(port: Port, munged: Munged, node: str = "n1", user: str = "0", **options: Any) -> ProvenConnection:
-    inner = Connection(f"http://127.0.0.1:{port.number}", 10**6)
-    return ProvenConnection(inner, node, Munge(user, munged.socket).encode, **options)
+def agent(port: Port, encode: Encode, node: str = "n1") -> Agent:
+    return Agent(MungeController(url(port), node, encode))
 
 
-def report(
-    connection: ProvenConnection | Connection, node: str, sequence: int = 1, **headers: str
-) -> Proven | Response:
-    return connection.post("/v1/report", body_of(node, sequence), headers, 10.0, 20.0)
+def by(munged: Munged, user: str = "0", **options: Any) -> Encode:
+    return Munge(user, munged.socket, **options).encode
+
+
+def hello(node: str = "n1") -> bytes:
+    return pack(HELLO, MAGIC + msgspec.msgpack.encode(Hello(node)))
 
 
 @needs_munge
 def test_a_node_proves_itself_once_and_then_each_report(port: Port, munged: Munged) -> None:
-    connection = agent(port, munged)
+    one = agent(port, by(munged))
     for sequence in range(5):
-        assert report(connection, "n1", sequence).status == 200
+        assert one.report("n1", sequence) == "taken"
     assert [each.sequence for each in port.reports] == [0, 1, 2, 3, 4]
     assert port.all_refused() == {}
-    connection.close()
+    one.close()
 
 
 @needs_munge
-def test_a_session_is_of_one_node(port: Port, munged: Munged) -> None:
-    connection = agent(port, munged)
-    assert report(connection, "n1").status == 200
-    assert report(connection, "n2").status == 403
-    assert port.outcome("wrong_node") == 2, "and once more in a new session"
+def test_a_stream_is_of_one_node(port: Port, munged: Munged) -> None:
+    one = agent(port, by(munged))
+    assert one.report("n1") == "taken"
+    assert one.report("n2") == "wrong_node"
     assert [each.node for each in port.reports] == ["n1"]
-    connection.close()
-
-
-@needs_munge
-def test_a_new_session_is_begun_after_an_hour_and_when_the_controller_has_forgotten(port: Port, munged: Munged) -> None:
-    moment = [0.0]
-    connection = agent(port, munged, now=lambda: moment[0])
-    assert report(connection, "n1").status == 200
-    sessions = port.door._sessions
-    assert sessions is not None
-    (first,) = sessions._by_id
-    moment[0] += 3601.0
-    assert report(connection, "n1", 2).status == 200
-    (second,) = sessions._by_id
-    assert first != second, "the one before is gone"
-    port.do(lambda: (sessions._by_id.clear(), sessions._of_node.clear()))
-    assert report(connection, "n1", 3).status == 200
-    assert port.outcome("no_session") == 1
-    assert len(port.reports) == 3
-    connection.close()
+    lying = agent(port, lambda payload: by(munged)(payload.replace(b'"n1"', b'"n2"')))
+    assert (lying.report(), lying.why) == ("wrong_node", "the credential is of 'n2', and not of 'n1'")
 
 
 @needs_munge
@@ -117,172 +95,176 @@ def test_another_user_s_credential_is_refused(port: Port, munged: Munged) -> Non
         done = subprocess.run(command, input=payload, capture_output=True, timeout=20, check=True, user=NOBODY)
         return done.stdout.decode().strip()
 
-    inner = Connection(f"http://127.0.0.1:{port.number}", 10**6)
-    with pytest.raises(AuthenticationFailed, match=f"made by user {NOBODY}"):
-        report(ProvenConnection(inner, "n1", as_nobody), "n1")
-    assert port.outcome("unauthorized") == 1
+    thief = agent(port, as_nobody)
+    assert thief.report() == "unauthorized"
+    assert f"made by user {NOBODY}" in thief.why
     assert not port.reports
 
 
 @needs_munge
 def test_a_credential_that_others_could_have_read_or_that_is_not_for_us_is_refused(port: Port, munged: Munged) -> None:
-    with pytest.raises(AuthenticationFailed, match="MUNGE says: Unauthorized credential"):
-        report(agent(port, munged, user=str(NOBODY)), "n1")
+    other = agent(port, by(munged, str(NOBODY)))
+    assert other.report() == "unauthorized"
+    assert "MUNGE says: Unauthorized credential" in other.why
 
-    def for_anybody(*arguments: str) -> Callable[[bytes], str]:
+    def for_anybody(*arguments: str) -> Encode:
         argv = ["munge", "--socket", munged.socket, *arguments]
         return lambda payload: (
             subprocess.run(argv, input=payload, capture_output=True, timeout=20, check=True).stdout.decode().strip()
         )
 
     for encode in (for_anybody(), for_anybody("--restrict-uid", "0", "--cipher", "none")):
-        inner = Connection(f"http://127.0.0.1:{port.number}", 10**6)
-        with pytest.raises(AuthenticationFailed, match="not for user 0 alone"):
-            report(ProvenConnection(inner, "n1", encode), "n1")
+        one = agent(port, encode)
+        assert one.report() == "unauthorized"
+        assert "not for user 0 alone" in one.why
     assert port.outcome("unauthorized") == 3
 
 
 class Tap:
-    """A Connection that keeps what went through it, as somebody on the way would."""
+    """A socket that keeps what went through it, as somebody on the way would; `change` may make something else of it."""
 
-    def __init__(self, inner: Connection):
-        self.inner = inner
-        self.seen: list[tuple[str, bytes, dict[str, str]]] = []
+    def __init__(self, inner: socket.socket, change: Callable[[bytes], bytes] = lambda data: data):
+        self.inner, self.change = inner, change
+        self.said: list[bytes] = []
 
-    def post(self, path: str, body: bytes, headers: dict[str, str], connect_s: float, answer_s: float) -> Response:
-        self.seen.append((path, body, dict(headers)))
-        return self.inner.post(path, body, headers, connect_s, answer_s)
+    def sendall(self, data: bytes) -> None:
+        self.said.append(data)
+        self.inner.sendall(data)
 
-    def post_kept(self, path: str, body: bytes, headers: dict[str, str], answer_s: float) -> Response:
-        self.seen.append((path, body, dict(headers)))
-        return self.inner.post_kept(path, body, headers, answer_s)
+    def recv(self, size: int) -> bytes:
+        return self.change(self.inner.recv(size))
 
-    def close(self) -> None:
-        self.inner.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
 
-def tapped(port: Port, munged: Munged) -> tuple[Tap, ProvenConnection]:
-    tap = Tap(Connection(f"http://127.0.0.1:{port.number}", 10**6))
-    return tap, ProvenConnection(tap, "n1", Munge("0", munged.socket).encode)  # type: ignore[arg-type]
+class Tapped(MungeController):
+    change: Callable[[bytes], bytes] = staticmethod(lambda data: data)
+    taps: list[Tap]
+
+    def connect(self) -> socket.socket:
+        self.taps = [*getattr(self, "taps", []), Tap(super().connect(), self.change)]
+        return self.taps[-1]  # type: ignore[return-value]
 
 
 @needs_munge
 def test_nothing_that_was_heard_on_the_way_can_be_said_again(port: Port, munged: Munged) -> None:
-    tap, connection = tapped(port, munged)
-    assert report(connection, "n1").status == 200
-    thief = Connection(f"http://127.0.0.1:{port.number}", 10**6)
-    for path, body, headers in [each for each in tap.seen if "Authorization" in each[2]]:
-        assert thief.post(path, body, headers, 5.0, 10.0).status == 401
-    assert port.outcome("replayed") == 2, "the credential and the report"
-    path, body, headers = tap.seen[-1]
-    claim = parse_authorization(headers["Authorization"])
-    assert claim is not None
-    changed = {"Authorization": f"Session {claim.session} {claim.counter + 1} {claim.mac}"}
-    assert thief.post(path, body, changed, 5.0, 10.0).status == 401
-    assert thief.post(path, body + b" ", changed, 5.0, 10.0).status == 401
-    assert port.outcome("unauthorized") == 2
+    one = Agent(Tapped(url(port), "n1", by(munged)))
+    assert one.report() == "taken"
+    greeting, proof, report = one.controller.taps[0].said  # type: ignore[attr-defined]
+    with socket.create_connection(("127.0.0.1", port.number), timeout=20) as thief:
+        thief.sendall(greeting + proof + report)
+        while thief.recv(1 << 16):
+            pass
+    assert port.outcome("replayed") == 1, "the credential is for another stream"
+    assert one.link is not None
+    one.link._sock.sendall(report)
+    until(lambda: port.outcome("unauthorized") == 1)  # on the same stream each frame has its own number
     assert len(port.reports) == 1
-    assert report(connection, "n1", 2).status == 200, "and the session goes on"
+    assert one.report("n1", 2) in ("unauthorized", "taken")
+    assert agent(port, by(munged)).report("n1", 3) == "taken"
 
 
 @needs_munge
-def test_nothing_that_was_heard_is_worth_anything_to_a_controller_that_was_started_again(
-    port: Port, munged: Munged
+@pytest.mark.parametrize("change", ["changed", "cut", "swapped"])
+def test_a_frame_that_is_changed_left_out_or_comes_out_of_its_turn_ends_the_stream(
+    port: Port, munged: Munged, change: str
 ) -> None:
-    tap, connection = tapped(port, munged)
-    connection._begin("/v1/report", {}, 5.0, 10.0)
-    _, _, headers = tap.seen[-1]
-    with listening(**opened(munged)) as other:
-        # munged itself would refuse it a second time; another epoch is refused though it was never seen
-        sessions = other.door._sessions
-        assert sessions is not None
-        payload = encode_offer(new_session("n1", 0.0), "0" * 32)
-        with pytest.raises(AuthenticationError, match="a controller that no longer runs"):
-            sessions.check_credential(Credential(0, 1, 0, True, payload))
-        assert (
-            Connection(f"http://127.0.0.1:{other.number}", 10**6).post("/v1/session", b"", headers, 5.0, 10.0).status
-            == 401
-        )
+    one = agent(port, by(munged))
+    assert one.report() == "taken"
+    link = one.link
+    assert link is not None and link._seal is not None
+    first, second = (pack(REPORT, body_of("n1", number), link._seal) for number in (2, 3))
+    said = {"changed": first[:-1] + bytes([first[-1] ^ 1]), "cut": second, "swapped": second + first}[change]
+    link._sock.sendall(said)
+    until(lambda: port.outcome("unauthorized") == 1)
+    assert [each.sequence for each in port.reports] == [1]
 
 
 @needs_munge
 def test_answers_of_somebody_else_are_not_believed(port: Port, munged: Munged) -> None:
     """Commands to agents come in answers."""
-
-    class Liar(Tap):
-        def post_kept(self, path: str, body: bytes, headers: dict[str, str], answer_s: float) -> Response:
-            answer = super().post_kept(path, body, headers, answer_s)
-            return (
-                Response(answer.status, answer.reason, answer.headers, b'{"commands":[]}')
-                if path == "/v1/report"
-                else answer
-            )
-
-    liar = Liar(Connection(f"http://127.0.0.1:{port.number}", 10**6))
-    connection = ProvenConnection(liar, "n1", Munge("0", munged.socket).encode)  # type: ignore[arg-type]
+    one = Agent(Tapped(url(port), "n1", by(munged)))
+    assert one.report() == "taken"
+    one.controller.taps[0].change = lambda data: pack(TAKEN, b"\x80" * 40)  # type: ignore[attr-defined]
+    with pytest.raises(FrameError, match="changed on its way"):
+        one.report("n1", 2)
+    other = Tapped(url(port), "n1", by(munged))
+    other.change = lambda data: data.replace(b"o", b"p") if len(data) == 21 else data
     with pytest.raises(AuthenticationFailed, match="another program answers"):
-        report(connection, "n1")
+        other.open(5.0)
 
 
-@needs_munge
-def test_a_report_comes_from_the_address_that_slurm_has_for_the_node(munged: Munged) -> None:
-    with listening(address_of={"n1": "10.0.0.1"}.get, **opened(munged)) as port:
-        door = port.door
-        assert door._wrong_node("n1", "10.0.0.1") == ""
-        assert "is not the address that Slurm has" in str(door._wrong_node("n1", "10.0.0.2"))
-        assert "Slurm knows no node" in str(door._wrong_node("n9", "10.0.0.1"))
-    sessions = Sessions(0, frozenset({0}), lambda: 0.0)
-    mine = new_session("n1", 0.0)
-    beginning = sessions.check_credential(Credential(0, 5, 0, True, encode_offer(mine, sessions.epoch)))
-    sessions.begin(beginning, "10.0.0.1", 5)
-    with pytest.raises(AuthenticationError, match=r"not of 10\.0\.0\.2"):
-        sessions.claim(authorization(mine, "/v1/report", b""), "10.0.0.2")
+def credentials() -> AgentCredentials:
+    return AgentCredentials(7, frozenset({0}), MungeProcess("/nonexistent"))
+
+
+OFFER = SessionOffer("aa" * 32, "n1", "c" * 32)
+
+
+@pytest.mark.parametrize(
+    ("credential", "outcome"),
+    [
+        (Credential(1, 1, 7, True, msgspec.json.encode(OFFER)), "unauthorized"),
+        (Credential(0, 1, 8, True, msgspec.json.encode(OFFER)), "unauthorized"),
+        (Credential(0, 1, 7, False, msgspec.json.encode(OFFER)), "unauthorized"),
+        (Credential(0, 1, 7, True, msgspec.json.encode(SessionOffer("aa" * 32, "n1", "d" * 32))), "replayed"),
+        (Credential(0, 1, 7, True, msgspec.json.encode(SessionOffer("aa" * 32, "n2", "c" * 32))), "wrong_node"),
+        (Credential(0, 1, 7, True, msgspec.json.encode(SessionOffer("aa", "n1", "c" * 32))), "unauthorized"),
+        (Credential(0, 1, 7, True, msgspec.json.encode(SessionOffer("zz" * 32, "n1", "c" * 32))), "unauthorized"),
+        *((Credential(0, 1, 7, True, payload), "unauthorized")
+          for payload in (b"", b"{}", b"[1]", b"\xff", b"[" * 5000)),
+    ],
+)  # fmt: skip
+def test_a_credential_opens_the_stream_that_it_was_made_for_and_no_other(credential: Credential, outcome: str) -> None:
+    good = Credential(0, 1, 7, True, msgspec.json.encode(OFFER))
+    assert credentials().check(good, "n1", "c" * 32) == b"\xaa" * 32
+    with pytest.raises(AuthenticationError) as raised:
+        credentials().check(credential, "n1", "c" * 32)
+    assert raised.value.args[0] == outcome
+    with pytest.raises(AuthenticationError):
+        credentials().check(good, "n1", "")  # no challenge was given
+
+
+def late_answer(port: Port, credential: str) -> bytes:
+    with socket.create_connection(("127.0.0.1", port.number), timeout=20) as late:
+        late.sendall(hello("n2"))
+        late.recv(1000)
+        late.sendall(pack(PROOF, credential.encode()))
+        return b"".join(iter(lambda: late.recv(1000), b""))
 
 
 @needs_munge
 def test_a_munged_that_hangs_holds_up_neither_the_controller_nor_the_agent(munged: Munged) -> None:
     with listening(**opened(munged, deadline_s=0.5, pause_s=0.2)) as port:
-        known = agent(port, munged)
-        assert report(known, "n1").status == 200
-        credential = Munge("0", munged.socket).encode(encode_offer(new_session("n2", 0.0), port.door._sessions.epoch))  # type: ignore[union-attr]
+        known = agent(port, by(munged))
+        assert known.report() == "taken"
+        credential = by(munged)(b"x")
         munged.hang()
         try:
             with pytest.raises(AuthenticationFailed, match="munge gave no answer within"):
-                Munge("0", munged.socket, deadline_s=0.5).encode(b"x")
-            other = Connection(f"http://127.0.0.1:{port.number}", 10**6)
-            with socket.create_connection(("127.0.0.1", port.number), timeout=20) as late:
-                late.sendall(
-                    f"POST /v1/session HTTP/1.1\r\nContent-Length: 0\r\nAuthorization: Munge {credential}\r\n\r\n".encode()
-                )
-                assert report(known, "n1", 2).status == 200, "a session that was begun goes on"
-                assert b" 503 " in late.recv(1000)
+                by(munged, deadline_s=0.5)(b"x")
+            assert b"no_munge" in late_answer(port, credential)
+            assert known.report("n1", 2) == "taken", "a stream that was opened goes on"
             assert port.outcome("no_munge") >= 1
-            other.close()
         finally:
             munged.go_on()
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                assert report(agent(port, munged, "n3"), "n3").status == 200
-                break
-            except AuthenticationFailed:
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
+        until(lambda: agent(port, by(munged), "n3").report("n3") == "taken", 60)
 
 
 @needs_munge
 def test_a_client_that_goes_away_does_not_end_the_process_that_decodes(munged: Munged) -> None:
     with listening(**opened(munged)) as port:
-        assert report(agent(port, munged), "n1").status == 200
-        decoder: Any = port.door._decoder
+        assert agent(port, by(munged)).report() == "taken"
+        decoder: Any = port.door._identity.decoder  # type: ignore[union-attr]
         pid = decoder._process.pid
         for _ in range(20):
-            credential = Munge("0", munged.socket).encode(b"x")
+            credential = by(munged)(b"x")
             with socket.create_connection(("127.0.0.1", port.number), timeout=10) as sock:
-                sock.sendall(
-                    f"POST /v1/session HTTP/1.1\r\nContent-Length: 0\r\nAuthorization: Munge {credential}\r\n\r\n".encode()
-                )
-        assert report(agent(port, munged, "n2"), "n2").status == 200
+                sock.sendall(hello())
+                sock.recv(100)
+                sock.sendall(pack(PROOF, credential.encode()))
+        assert agent(port, by(munged), "n2").report("n2") == "taken"
         assert decoder._process.pid == pid
 
 
@@ -312,51 +294,9 @@ def test_bad_credential_has_another_error_than_an_unavailable_munged(munged: Mun
     asyncio.run(ask())
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        "",
-        "Bearer x",
-        "Session",
-        "Session zz 1 aa",
-        "Session " + "a" * 32 + " -1 " + "b" * 64,
-        "Munge MUNGE:AAAA",
-        "Munge x\nMUNGE:A:",
-        "Munge MUNGE:" + "A" * 9000 + ":",
-    ],
-)
-def test_munge_port_refuses_a_request_without_proof(munged_free_port: Port, given: str) -> None:
-    connection = Connection(f"http://127.0.0.1:{munged_free_port.number}", 10**6)
-    assert report(connection, "n1", Authorization=given.replace("\n", " ")).status == 401
-    assert (
-        connection.post("/v1/session", b"", {"Authorization": given.replace("\n", " ") or "x"}, 5.0, 5.0).status == 401
-    )
-    assert munged_free_port.outcome("unauthorized") == 2
-    assert not munged_free_port.reports
-    connection.close()
-
-
-class NoDecoder:
-    """Nothing that these tests send gets as far as MUNGE."""
-
-    async def decode(self, credential: str) -> Credential:
-        raise AssertionError(f"MUNGE was asked about {credential[:40]}")
-
-    async def close(self) -> None:
-        return
-
-
-@pytest.fixture
-def munged_free_port() -> Iterator[Port]:
-    with listening(identity=(Sessions(0, frozenset({0}), clock.monotonic), NoDecoder())) as port:
-        yield port
-
-
 def test_an_agent_says_what_is_wrong_when_the_two_ends_are_not_set_alike() -> None:
-    with listening() as port:
-        inner = Connection(f"http://127.0.0.1:{port.number}", 10**6)
-        with pytest.raises(AuthenticationFailed, match=r"is security\.mode the same there"):
-            report(ProvenConnection(inner, "n1", lambda payload: ""), "n1")
+    with listening() as port, pytest.raises(AuthenticationFailed, match=r"is security\.mode the same there"):
+        agent(port, lambda payload: "").report()
 
 
 def test_a_program_munge_that_is_missing_or_fails_is_a_sentence(tmp_path: Path) -> None:
@@ -371,9 +311,8 @@ def test_a_program_munge_that_is_missing_or_fails_is_a_sentence(tmp_path: Path) 
 
 @needs_munge
 def test_the_sender_keeps_its_reports_until_munge_answers_again(port: Port, munged: Munged) -> None:
-    connection = agent(port, munged)
-    connection._encode = Munge("0", munged.socket, deadline_s=0.3).encode
-    sender = Sender(f"http://127.0.0.1:{port.number}", Spool(10**6, 60), connection)
+    ours = MungeController(url(port), "n1", by(munged, deadline_s=0.3))
+    sender = Sender(Spool(), Controllers([ours]))
     munged.hang()
     try:
         sender.start()
@@ -381,55 +320,9 @@ def test_the_sender_keeps_its_reports_until_munge_answers_again(port: Port, mung
         until(lambda: "munge gave no answer" in sender.problem)
     finally:
         munged.go_on()
-    connection._encode = Munge("0", munged.socket).encode
+    ours._encode = by(munged)
     until(lambda: [each.sequence for each in port.reports] == [1])
     sender.stop()
-
-
-def test_sessions_are_bounded_and_each_node_has_one() -> None:
-    now = [0.0]
-    sessions = Sessions(7, frozenset({0}), lambda: now[0], most=3)
-    mine: dict[str, Session] = {}
-    for index, node in enumerate(("n1", "n2", "n1", "n3", "n4")):
-        mine[node] = new_session(node, 0.0)
-        beginning = sessions.check_credential(Credential(0, index, 7, True, encode_offer(mine[node], sessions.epoch)))
-        sessions.begin(beginning, "10.0.0.1", index)
-    assert len(sessions) == 3
-    with pytest.raises(AuthenticationError, match="no such session"):
-        sessions.claim(authorization(mine["n2"], "/v1/report", b""), "10.0.0.1")
-    sessions.claim(authorization(mine["n4"], "/v1/report", b""), "10.0.0.1")
-    older = Credential(0, 1, 7, True, encode_offer(new_session("n4", 0.0), sessions.epoch))
-    with pytest.raises(AuthenticationError, match="older than one"):
-        sessions.check_credential(older)
-    now[0] = 3901.0
-    with pytest.raises(AuthenticationError, match="no such session"):
-        sessions.claim(authorization(mine["n4"], "/v1/report", b""), "10.0.0.1")
-
-
-@pytest.mark.parametrize(
-    "payload", [b"", b"{}", b"[1]", b'{"session":"x","key":"y","node":"n","epoch":"e"}', b"\xff", b"[" * 5000]
-)
-def test_a_payload_that_is_no_session_is_refused(payload: bytes) -> None:
-    with pytest.raises(AuthenticationError, match="carries no"):
-        Sessions(7, frozenset({0}), lambda: 0.0).check_credential(Credential(0, 1, 7, True, payload))
-
-
-def test_keys_are_in_no_text_of_what_holds_them() -> None:
-    mine = new_session("n1", 0.0)
-    data = encode_offer(mine, "0" * 32)
-    credential = Credential(0, 1, 7, True, data)
-    shown = (
-        repr(mine)
-        + repr(credential)
-        + repr(
-            msgspec.json.decode(
-                data,
-                type=__import__("slurm_watchdog.identity.munge_protocol", fromlist=["SessionOffer"]).SessionOffer,
-            )
-        )
-    )
-    assert mine.key.hex() not in shown
-    assert repr(mine.key) not in shown
 
 
 def test_users_are_numbers_or_names() -> None:
@@ -437,39 +330,22 @@ def test_users_are_numbers_or_names() -> None:
 
 
 @needs_munge
-def test_a_session_s_key_is_in_no_log_metric_message_or_answer(
+def test_a_stream_s_key_is_in_no_log_metric_message_or_answer(
     port: Port, munged: Munged, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
-    tap, connection = tapped(port, munged)
-    assert report(connection, "n1").status == 200
-    session = connection._session
-    assert session is not None
-    said = [report(connection, "n2").body]
-    credential = tap.seen[1][2]["Authorization"].removeprefix("Munge ")
-    for headers in ({"Authorization": f"Munge {credential}"}, {"Authorization": "Munge MUNGE:AAAA:"}):
-        said.append(tap.inner.post("/v1/session", b"", headers, 5.0, 10.0).body)
-    with pytest.raises(AuthenticationFailed) as raised:
-        report(ProvenConnection(tap.inner, "n1", lambda payload: "MUNGE:AAAA:"), "n1")
-    known = repr(port.door._sessions.__dict__) + repr(connection.__dict__)
-    shown = [
-        caplog.text.encode(), port.metrics.text(), *said, str(raised.value).encode(), known.encode(),
-        *(body + repr(headers).encode() for _, body, headers in tap.seen),
-    ]  # fmt: skip
-    for form in (session.key, session.key.hex().encode(), repr(session.key)[2:-1].encode()):
+    offers: list[SessionOffer] = []
+
+    def encode(payload: bytes) -> str:
+        offers.append(msgspec.json.decode(payload, type=SessionOffer))
+        return by(munged)(payload)
+
+    one = Agent(Tapped(url(port), "n1", encode))
+    assert one.report() == "taken"
+    said = b"".join(one.controller.taps[0].said)  # type: ignore[attr-defined]
+    assert one.report("n2") == "wrong_node"
+    (offer,) = offers
+    credential = Credential(0, 1, 7, True, msgspec.json.encode(offer))
+    shown = [caplog.text.encode(), port.metrics.text(), one.why.encode(), said, repr((offer, credential)).encode()]
+    for form in (bytes.fromhex(offer.key), offer.key.encode(), repr(bytes.fromhex(offer.key))[2:-1].encode()):
         assert not any(form in text for text in shown)
-    connection.close()
-
-
-@needs_munge
-def test_an_agent_that_comes_from_another_of_its_addresses_begins_a_new_session(port: Port, munged: Munged) -> None:
-    connection = agent(port, munged)
-    assert report(connection, "n1").status == 200
-    sessions = port.door._sessions
-    assert sessions is not None
-    (known,) = sessions._by_id.values()
-    known.address = "127.0.0.9"
-    assert report(connection, "n1", 2).status == 200
-    assert [each.sequence for each in port.reports] == [1, 2]
-    assert port.outcome("wrong_node") == 1
-    connection.close()

@@ -13,13 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.delivery.sender import Sender, Spool, connect, in_words
+from slurm_watchdog.agent.delivery.sender import Sender, Spool, controllers
+from slurm_watchdog.agent.delivery.stream import AuthenticationFailed, Controllers, TlsController, in_words
 from slurm_watchdog.config.agent import Security
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context, names_of
+from slurm_watchdog.model.protocol import DumpStacks, Reply
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.http_client import AuthenticationFailed, Connection, Response
-from tests.builders.identity_door import Port, body_of, listening, until
+from slurm_watchdog.wire.codec import encode_reply
+from slurm_watchdog.wire.frames import ORDERS
+from tests.builders.identity_door import Agent, Port, listening, until, url
 from tests.builders.identity_files import (
     DAY_S,
     controller_files,
@@ -42,21 +45,16 @@ def port(ca: Path) -> Iterator[Port]:
         yield port
 
 
-def connection(port: Port, files: TlsFiles | None) -> Connection:
-    return Connection(f"https://127.0.0.1:{port.number}", 10**6, files=files)
-
-
-def report(connection: Connection, node: str, sequence: int = 1) -> Response:
-    return connection.post("/v1/report", body_of(node, sequence), {}, 10.0, 10.0)
+def connection(port: Port, files: TlsFiles) -> Agent:
+    return Agent(TlsController(url(port, "https"), "n1", files))
 
 
 def test_a_node_reports_for_itself_and_for_nobody_else(ca: Path, port: Port) -> None:
     agent = connection(port, node_files(ca, "n1", time.time()))
-    assert report(agent, "n1").status == 200
-    refused = report(agent, "n2")
-    assert refused.status == 403
-    assert b"who has proven to be n1 may not report for 'n2'" in refused.body
-    assert report(agent, "n1", 2).status == 200
+    assert agent.report("n1") == "taken"
+    assert agent.report("n2") == "wrong_node"
+    assert "who has proven to be n1 may not report for 'n2'" in agent.why
+    assert agent.report("n1", 2) == "taken"
     assert [each.node for each in port.reports] == ["n1", "n1"]
     assert port.outcome("wrong_node") == 1
     agent.close()
@@ -70,8 +68,8 @@ def test_the_five_lines_of_the_page_make_certificates_by_which_a_node_reports(tm
     subprocess.run(["bash", "-euc", lines], cwd=tmp_path, check=True, capture_output=True, timeout=60)
     with listening(identity=Context(TlsFiles(str(tmp_path), "controller"), server=True)) as port:
         agent = connection(port, TlsFiles(str(tmp_path), "agent"))
-        assert report(agent, "node001").status == 200
-        assert report(agent, "node002").status == 403
+        assert agent.report("node001") == "taken"
+        assert agent.report("node002") == "wrong_node"
         agent.close()
     shutil.copy(tmp_path / "agent.crt", tmp_path / "controller.crt")
     shutil.copy(tmp_path / "agent.key", tmp_path / "controller.key")
@@ -79,13 +77,13 @@ def test_the_five_lines_of_the_page_make_certificates_by_which_a_node_reports(tm
         listening(identity=Context(TlsFiles(str(tmp_path), "controller"), server=True)) as port,
         pytest.raises(ssl.SSLError),
     ):
-        report(connection(port, TlsFiles(str(tmp_path), "agent")), "node001")
+        connection(port, TlsFiles(str(tmp_path), "agent")).report("node001")
 
 
 def test_the_handshake_is_paid_once_for_many_reports(ca: Path, port: Port) -> None:
     agent = connection(port, node_files(ca, "n1", time.time()))
     for sequence in range(20):
-        assert report(agent, "n1", sequence).status == 200
+        assert agent.report("n1", sequence) == "taken"
     assert port.do(lambda: len(port.server.secured)) == 1
     agent.close()
     until(lambda: port.do(lambda: port.server.limits.total) == 0)
@@ -106,7 +104,7 @@ def test_a_certificate_out_of_its_time_is_refused_in_the_handshake(
 ) -> None:
     files = node_files(ca, "n8", time.time() - made_days_ago * DAY_S, days)
     with pytest.raises(ssl.SSLError) as raised:
-        report(connection(port, files), "n8")
+        connection(port, files).report("n8")
     assert words in in_words(raised.value)
     until(lambda: port.refused(reason) == 1)
     assert not port.reports
@@ -120,7 +118,7 @@ def test_the_certificate_of_another_authority_is_refused_however_it_is_called(
     files = node_files(other, "n1", time.time())
     shutil.copy(ca / "ca.crt", files.ca)  # it knows whom to trust, as everybody may
     with pytest.raises(ssl.SSLError) as raised:
-        report(connection(port, files), "n1")
+        connection(port, files).report("n1")
     assert "authority" in in_words(raised.value)
     until(lambda: port.refused("unknown_ca") == 1)
 
@@ -184,7 +182,7 @@ def test_a_controller_s_certificate_is_none_for_a_node_and_a_node_s_none_for_a_c
     for end in ("crt", "key"):
         os.rename(disguised / f"controller.{end}", disguised / f"agent.{end}")
     with pytest.raises(ssl.SSLError):
-        report(connection(port, TlsFiles(str(disguised), "agent")), "localhost")
+        connection(port, TlsFiles(str(disguised), "agent")).report("localhost")
     until(lambda: port.refused("wrong_purpose") == 1)
 
     node = Path(node_files(ca, "localhost", time.time()).directory)
@@ -192,7 +190,7 @@ def test_a_controller_s_certificate_is_none_for_a_node_and_a_node_s_none_for_a_c
         shutil.copy(node / f"agent.{end}", node / f"controller.{end}")
     with listening(identity=Context(TlsFiles(str(node), "controller"), server=True)) as false:
         with pytest.raises(ssl.SSLCertVerificationError) as raised:
-            report(connection(false, node_files(ca, "n1", time.time())), "n1")
+            connection(false, node_files(ca, "n1", time.time())).report("n1")
         assert "the controller's certificate is not good" in in_words(raised.value)
         assert not false.reports
 
@@ -202,7 +200,7 @@ def test_a_client_s_certificate_reads_metrics_and_speaks_for_no_node(ca: Path, p
     for end in ("crt", "key"):
         shutil.copy(made / f"client.{end}", made / f"agent.{end}")
     reader = connection(port, TlsFiles(str(made), "agent"))
-    assert report(reader, "prometheus").status == 403
+    assert reader.report("prometheus") == "wrong_node"
     context = ssl.create_default_context(cafile=str(ca / "ca.crt"))
     context.load_cert_chain(made / "client.crt", made / "client.key")
     with (
@@ -260,7 +258,7 @@ def test_what_the_loop_was_late_is_forgotten_after_minutes_and_what_is_usual_is_
 
 def test_a_kept_connection_ends_with_its_certificate(ca: Path, port: Port) -> None:
     agent = connection(port, node_files(ca, "n1", time.time()))
-    assert report(agent, "n1").status == 200
+    assert agent.report("n1") == "taken"
 
     def expire() -> None:
         (kept,) = port.server.secured
@@ -276,21 +274,22 @@ def test_renewed_certificates_are_taken_over_by_both_ends_without_a_restart(ca: 
     place = shutil.copytree(ca / "controllers" / "localhost", tmp_path / "controller")
     context = Context(TlsFiles(str(place), "controller"), server=True)
     files = node_files(ca, "n5", time.time(), 20)
-    moment = [0.0]
     with listening(identity=context) as port:
-        agent = Connection(f"https://127.0.0.1:{port.number}", 10**6, now=lambda: moment[0], files=files)
-        assert report(agent, "n5").status == 200
+        agent = connection(port, files)
+        assert agent.report("n5") == "taken"
         (first,) = port.do(lambda: set(port.server.secured))
-        before = agent.certificates()["own"], context.expires["own"]
+        before = agent.controller.certificates["own"], context.expires["own"]
         issue(ca, "controller", "localhost", time.time(), 500, ("127.0.0.1",))
-        replace_files(context.files, controller_files(ca))
+        renewed = controller_files(ca)
+        shutil.copy(renewed.key, context.files.key)
+        shutil.copy(renewed.certificate, context.files.certificate)
         port.do(port.server.refresh)
-        assert report(agent, "n5", 2).status == 200, "a connection that is kept stays"
+        assert agent.report("n5", 2) == "taken", "a connection that is kept stays"
         node_files(ca, "n5", time.time() + 2, 30)
-        moment[0] += 61.0
-        assert report(agent, "n5", 3).status == 200
+        agent.controller.recheck_files()
+        assert agent.report("n5", 3) == "taken"
         assert port.do(lambda: first not in port.server.secured)
-        assert agent.certificates()["own"] > before[0]
+        assert agent.controller.certificates["own"] > before[0]
         assert context.expires["own"] > before[1]
         agent.close()
 
@@ -306,7 +305,7 @@ def test_files_that_cannot_be_used_change_nothing_and_are_told(
         (place / "controller.crt").write_text("half of a")
         port.do(port.server.refresh)
         assert "cannot be used, the old ones stay" in caplog.text
-        assert report(agent, "n1").status == 200
+        assert agent.report("n1") == "taken"
         (place / "controller.crt").write_text(good)
         port.do(port.server.refresh)
         assert context.problem == ""
@@ -317,13 +316,13 @@ def test_another_authority_sends_everybody_away_who_came_by_the_old_one(ca: Path
     place = shutil.copytree(ca / "controllers" / "localhost", tmp_path / "controller")
     with listening(identity=Context(TlsFiles(str(place), "controller"), server=True)) as port:
         agent = connection(port, node_files(ca, "n1", time.time()))
-        assert report(agent, "n1").status == 200
+        assert agent.report("n1") == "taken"
         other = make_authority(tmp_path / "other", time.time())
         replace_files(TlsFiles(str(place), "controller"), controller_files(other))
         port.do(port.server.refresh)
         until(lambda: not port.server.secured)
         with pytest.raises(OSError):
-            report(agent, "n1", 2)
+            agent.report("n1", 2)
         assert len(port.reports) == 1
 
 
@@ -352,7 +351,7 @@ def test_a_new_authority_takes_over_step_by_step_and_nobody_is_sent_away(
             port.do(port.server.refresh)
             for each in of:
                 agent = connection(port, TlsFiles(str(each), "agent"))
-                assert report(agent, each.name).status == 200
+                assert agent.report(each.name) == "taken"
                 agent.close()
 
         all_report(*nodes)
@@ -378,7 +377,7 @@ def test_a_new_authority_takes_over_step_by_step_and_nobody_is_sent_away(
         late = connection(port, node_files(old, "n1", time.time()))
         shutil.copy(new / "ca.crt", old / "nodes" / "n1" / "ca.crt")
         with pytest.raises(ssl.SSLError):
-            report(late, "n1")
+            late.report("n1")
         until(lambda: port.refused("unknown_ca") == 1)
 
 
@@ -389,7 +388,7 @@ def test_a_list_of_another_authority_s_revocations_is_said_to_be_that(
     shutil.copy(old / "ca.crl", new / "controllers" / "localhost" / "ca.crl")
     with listening(identity=Context(controller_files(new), server=True)) as port:
         with pytest.raises(ssl.SSLError):
-            report(connection(port, node_files(new, "n1", time.time())), "n1")
+            connection(port, node_files(new, "n1", time.time())).report("n1")
         until(lambda: port.refused("no_revocation_list") == 1)
         until(lambda: "holds no list of the authority that made its certificate" in caplog.text)
 
@@ -399,10 +398,9 @@ def test_agent_without_its_certificates_reports_what_is_missing_and_continues(
 ) -> None:
     files = TlsFiles(str(tmp_path), "agent")
     with pytest.raises(AuthenticationFailed, match=r"agent\.key cannot be read"):
-        report(connection(port, files), "n1")
+        connection(port, files).report("n1")
     made = Path(node_files(ca, "n1", time.time()).directory)
-    url = f"https://127.0.0.1:{port.number}"
-    sender = Sender(url, Spool(10**6, 60), connect(url, Security(mode="tls", tls_directory=str(tmp_path)), "n1"))
+    sender = Sender(Spool(), controllers([url(port, "https")], Security(mode="tls", tls_directory=str(tmp_path)), "n1"))
     sender.start()
     sender.put(Report(node="n1", boot_id="b", agent_id="a", sequence=1))
     until(lambda: "cannot be read" in sender.problem)
@@ -412,11 +410,30 @@ def test_agent_without_its_certificates_reports_what_is_missing_and_continues(
     sender.stop()
 
 
+def test_what_is_asked_comes_at_once_over_tls_as_well(ca: Path, port: Port) -> None:
+    files = node_files(ca, "n1", time.time())
+    sender = Sender(Spool(), Controllers([TlsController(url(port, "https"), "n1", files)]))
+    sender.start()
+    sender.put(Report(node="n1", boot_id="b", agent_id="a", sequence=1))
+    until(lambda: len(port.reports) == 1 and bool(sender.replies()))
+    (stream,) = port.door._streams.values()
+    asked = tuple(DumpStacks(id=str(number), job_id="7", restarts=0) for number in range(200))  # more than one record
+    for _ in range(3):
+        port.do(lambda: stream.send(ORDERS, encode_reply(Reply(commands=asked))))
+    found: list[object] = []
+    until(lambda: bool(found.extend(sender.orders()) or len(found) == 3), 5.0)
+    assert found == [asked] * 3
+    sender.put(Report(node="n1", boot_id="b", agent_id="a", sequence=2))
+    until(lambda: len(port.reports) == 2)
+    assert not sender.problem
+    sender.stop()
+
+
 def test_an_agent_that_is_to_show_a_certificate_never_speaks_without_tls(ca: Path) -> None:
     with listening() as plain:
-        agent = Connection(f"http://127.0.0.1:{plain.number}", 10**6, files=node_files(ca, "n1", time.time()))
+        agent = Agent(TlsController(url(plain), "n1", node_files(ca, "n1", time.time())))
         with pytest.raises(AuthenticationFailed, match="https://"):
-            report(agent, "n1")
+            agent.report("n1")
         assert not plain.reports
 
 
@@ -455,16 +472,18 @@ def test_a_certificate_that_was_revoked_is_refused_and_its_kept_connection_ended
             connection(port, TlsFiles(str(own), "agent")),
             connection(port, TlsFiles(str(thief), "agent")),
         )
-        assert report(good, "n1").status == report(stolen, "n2").status == 200
+        assert good.report("n1") == stolen.report("n2") == "taken"
         for name in ("n9", "n2"):  # the list holds all that ever were on it
             node_files(ca, "n9", time.time())
             revoke(ca, name)
             shutil.copy(ca / "ca.crl", ca / "controllers" / "localhost" / "ca.crl")
             port.do(port.server.refresh)
         until(lambda: not port.server.secured)
+        good.close()
+        stolen.close()
         with pytest.raises(ssl.SSLError) as raised:
-            report(stolen, "n2", 2)
+            stolen.report("n2", 2)
         assert "revoked" in in_words(raised.value)
         until(lambda: port.refused("revoked") == 1)
-        assert report(good, "n1", 2).status == 200
+        assert good.report("n1", 2) == "taken"
         good.close()

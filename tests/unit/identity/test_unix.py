@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.delivery.channel import Proven, unix_channel
+from slurm_watchdog.agent.delivery.stream import OwnSocket
 from slurm_watchdog.controller.ingest.endpoint import OwnUser
 from slurm_watchdog.identity.transport import AnotherUser, check_directory, check_peer
 from tests.as_user import as_user
-from tests.builders.identity_door import Port, body_of, until
+from tests.builders.identity_door import Agent, Port, until
 
 OWN, MALLORY = 1500, 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
@@ -44,33 +44,24 @@ def port(place: Path) -> Iterator[Port]:
     port.loop.call_soon_threadsafe(port.loop.stop)
 
 
-def said_as(uid: int, path: Path) -> bytes:
-    """What a process of `uid` hears that reports for n1."""
+def said_as(uid: int, path: Path) -> str:
+    """What a process of `uid` hears that reports for n1; empty where it gets no connection."""
 
-    def say() -> bytes:
-        body = body_of("n1")
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.settimeout(20)
-            sock.connect(str(path))
-            try:
-                sock.sendall(b"POST /v1/report HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-                return sock.recv(1000)
-            except ConnectionError:
-                return b""
+    def say() -> str:
+        agent = Agent(OwnSocket(str(path), "n1", OWN))
+        try:
+            return agent.report()
+        except ConnectionError:
+            return ""
+        finally:
+            agent.close()
 
-    heard: bytes = as_user(uid, say)
+    heard: str = as_user(uid, say)
     return heard
 
 
 def test_reports_of_the_same_user_are_taken_and_its_answers_are_believed(port: Port, place: Path) -> None:
-    def report() -> object:
-        channel = unix_channel(str(place / "agents.sock"), 10**6, OWN)
-        try:
-            return channel.post("/v1/report", body_of("n1"), {}, 10.0, 20.0)
-        finally:
-            channel.close()
-
-    assert isinstance(as_user(OWN, report), Proven)
+    assert said_as(OWN, place / "agents.sock") == "taken"
     assert [each.node for each in port.reports] == ["n1"]
 
 
@@ -81,11 +72,11 @@ def test_another_user_gets_no_connection_not_even_with_an_open_directory_and_roo
         said_as(MALLORY, place / "agents.sock")
     place.chmod(0o777)
     (place / "agents.sock").chmod(0o777)
-    assert said_as(MALLORY, place / "agents.sock") == b""
-    assert said_as(0, place / "agents.sock") == b""
+    assert said_as(MALLORY, place / "agents.sock") == ""
+    assert said_as(0, place / "agents.sock") == ""
     until(lambda: port.refused("another_user") == 2)
     assert port.reports == []
-    assert said_as(OWN, place / "agents.sock").startswith(b"HTTP/1.1 200 ")
+    assert said_as(OWN, place / "agents.sock") == "taken"
     assert port.do(lambda: port.server.limits.total) <= 1
 
 

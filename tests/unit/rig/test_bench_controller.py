@@ -18,7 +18,6 @@ from lab.bench.figures import Figures
 from lab.bench.fleet_reports import Shape, events_of, logs_of, report_of
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
-from slurm_watchdog.wire.delta import changes_between, make_whole
 
 BOUNDS_OF_TIME = {
     "controller.event_loop_stall_max_ms", "controller.restart_stall_max_ms", "controller.receive_to_decision_p99_s",
@@ -52,16 +51,6 @@ def test_the_fleet_is_a_cluster_of_jobs_that_make_progress(tmp_path: Path) -> No
         assert [rank.process.rank for rank in job.ranks] == list(range(16))
         assert len(job.gpus) == 16
         assert job.progress is not None and job.progress.steps_seen == 5
-
-
-def test_a_round_of_the_fleet_is_a_small_report_of_changes() -> None:
-    shape = Shape(nodes=4, jobs=2)
-    before, after = (
-        replace(report_of(shape, 1, number, number % 8), agent_id="a", sequence=number) for number in (7, 8)
-    )
-    small = changes_between(before, after)
-    assert small is not None and make_whole(before, small) == after
-    assert (small.processes, small.gpus) == ((), ())
 
 
 def test_a_fleet_s_certificates_are_good_for_their_own_node_each(tmp_path: Path) -> None:
@@ -98,5 +87,5 @@ def test_the_benchmark_measures_a_small_fleet_restarts_the_controller_and_leaves
     assert rows["controller.faults_decided_ratio"]["value"] == 1.0
     assert rows["controller.false_incidents"]["value"] == 0
     assert rows["controller.restart_nodes_reporting"]["value"] == 200
-    assert rows["controller.report_bytes"]["value"] < 3000
+    assert rows["controller.report_bytes"]["value"] < 9000
     assert set(figures.missed) <= BOUNDS_OF_TIME

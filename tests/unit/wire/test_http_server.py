@@ -59,8 +59,6 @@ class Place:
 async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     head = await reader.readuntil(b"\r\n\r\n")
     status = int(head.split()[1])
-    if status == 100:
-        return status, b""
     size = int(head.lower().partition(b"content-length:")[2].split()[0])
     return status, await reader.readexactly(size)
 
@@ -144,14 +142,6 @@ def test_garbage_on_the_port_is_refused_counted_and_the_connection_closed(
         writer.close()
         assert place.refused == {outcome: 1}
         assert not place.requests
-
-    with_server(talk)
-
-
-def test_client_that_expects_100_continue_gets_it() -> None:
-    async def talk(place: Place) -> None:
-        whole = post(b"body", b"Expect: 100-continue")
-        assert await place.say(whole[:-4], whole[-4:], answers=2) == [(100, b""), (200, b"got 4")]
 
     with_server(talk)
 

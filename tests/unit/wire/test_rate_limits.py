@@ -4,22 +4,22 @@ served meanwhile."""
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from slurm_watchdog.agent.delivery.stream import Refused
 from slurm_watchdog.controller.ingest.endpoint import read_page_token
 from slurm_watchdog.wire.codec import MAX_BYTES
-from slurm_watchdog.wire.http_messages import Answer, Request
+from slurm_watchdog.wire.frames import HELLO, LENGTH, MAGIC, MAX_UNPROVEN, OPENED, ORDERS, REPORT, Hello, pack
 from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, is_loopback, most_connections, report_rate
-from tests.builders.identity_door import Port, body_of, listening, until
+from slurm_watchdog.wire.stream_server import Stream
+from tests.builders.identity_door import Port, agent, body_of, listening, lost, until
 
-
-def request(body: bytes, *lines: bytes, path: bytes = b"/v1/report", size: int | None = None) -> bytes:
-    head = b"".join(
-        line + b"\r\n" for line in (b"Host: x", b"Content-Length: %d" % (len(body) if size is None else size), *lines)
-    )
-    return b"POST %b HTTP/1.1\r\n%b\r\n%b" % (path, head, body)
+HI = pack(HELLO, MAGIC + msgspec.msgpack.encode(Hello("n1")))
 
 
 def ask(port: Port, *said: bytes) -> bytes:
@@ -31,7 +31,11 @@ def ask(port: Port, *said: bytes) -> bytes:
 
 
 def served(port: Port, node: str = "good") -> bool:
-    return ask(port, request(body_of(node))).startswith(b"HTTP/1.1 200 ")
+    one = agent(port, node)
+    try:
+        return one.report(node) == "taken"
+    finally:
+        one.close()
 
 
 # -- bookkeeping -------------------------------------------------------------------------------------------------
@@ -98,9 +102,6 @@ def test_behind_address_translation_one_address_is_many_nodes() -> None:
         limits.failed("10.0.0.1", 0.0)
     assert [limits.opened("10.0.0.1", 0.0) for _ in range(500)] == [""] * 500
     assert limits.opened("10.0.0.1", 0.0) == "too_many"
-    with listening() as port:
-        head = parse(request(b"", size=8 * 1024**2))
-        assert all(port.door.admit(head, "10.0.0.1") is None for _ in range(100))
 
 
 def test_no_more_connections_are_allowed_than_there_are_descriptors() -> None:
@@ -132,8 +133,8 @@ def test_a_connection_too_many_is_closed_and_counted_and_the_others_stay() -> No
                 except ConnectionError:
                     pass
             for sock in (first, second):
-                sock.sendall(request(body_of("n1")))
-                assert sock.recv(1000).startswith(b"HTTP/1.1 200 ")
+                sock.sendall(HI)
+                assert OPENED in sock.recv(1000)
         assert port.refused("too_many") == 1
         until(lambda: port.do(lambda: port.server.limits.total) == 0)
         assert served(port)
@@ -146,72 +147,67 @@ def test_a_connection_on_which_nothing_comes_is_closed_after_the_time_of_a_reque
         assert sock.recv(10) == b""
 
 
-@pytest.mark.parametrize("part", [b"POST /v1/rep", b"POST /v1/report HTTP/1.1\r\nContent-Le", request(b"{", size=100)])
-def test_a_request_that_comes_slowly_is_ended_wherever_it_is(part: bytes) -> None:
+@pytest.mark.parametrize(
+    "part", [b"GET /heal", b"GET /healthz HTTP/1.1\r\nContent-Le", HI[:2], HI[:-1], HI + LENGTH.pack(100) + b"{"]
+)
+def test_what_comes_slowly_is_ended_wherever_it_is(part: bytes) -> None:
     with listening() as port, socket.create_connection(("127.0.0.1", port.number), timeout=20) as sock:
         for byte in part:
             sock.sendall(bytes([byte]))
-        until(lambda: port.do(lambda: any(each._inbox for each in port.server.connections)))
+        until(lambda: port.do(lambda: any(arriving(each) == part[-1:] for each in port.server.connections)))
         port.do(lambda: [each.check(each._since + 21.0) for each in list(port.server.connections)])
-        assert sock.recv(1000).startswith(b"HTTP/1.1 408 ")
+        assert b"has to arrive" in b"".join(iter(lambda: sock.recv(1000), b""))
         assert port.outcome("too_slow") == 1
         assert served(port)
 
 
-def test_a_body_that_is_too_large_is_refused_before_it_comes() -> None:
+def arriving(each: Any) -> bytes:
+    """The newest byte of what is not whole yet."""
+    return bytes(each._inbox.data if isinstance(each, Stream) else each._inbox)[-1:]
+
+
+def test_a_frame_that_is_too_large_is_refused_before_it_comes() -> None:
     with listening() as port:
-        assert ask(port, request(b"", size=MAX_BYTES + 1)).startswith(b"HTTP/1.1 413 ")
-        assert ask(port, request(b"", size=5000, path=b"/metrics")).startswith(b"HTTP/1.1 413 ")
-        assert port.outcome("too_large") == 2
+        assert b"too_large" in ask(port, LENGTH.pack(MAX_UNPROVEN + 1)), "before it is known who comes"
+        one = agent(port).controller.open(20.0)
+        one._sock.sendall(LENGTH.pack(MAX_BYTES + 100))
+        with pytest.raises(Refused, match="the limit is"):
+            one.receive()
+        assert ask(port, b"GET /metrics HTTP/1.1\r\nContent-Length: 5000\r\n\r\n").startswith(b"HTTP/1.1 413 ")
+        assert port.outcome("too_large") == 3
         assert served(port)
-
-
-def test_nothing_is_unpacked() -> None:
-    with listening() as port:
-        assert ask(port, request(b"\x1f\x8b" * 50, b"Content-Encoding: gzip")).startswith(b"HTTP/1.1 415 ")
-        assert port.outcome("garbage") == 1
 
 
 def test_all_that_is_arriving_together_is_bounded() -> None:
     with listening() as port:
         port.server.limits.held_bytes = 100_000
-        socks = [socket.create_connection(("127.0.0.1", port.number), timeout=20) for _ in range(8)]
-        for sock in socks:
-            sock.sendall(request(b" " * 20_000, size=1_000_000))
+        streams = [agent(port, f"n{number}").controller.open(20.0) for number in range(8)]
+        for each in streams:
+            each._sock.sendall(LENGTH.pack(1_000_000) + b" " * 20_000)
         until(lambda: port.outcome("busy") >= 1)
         assert port.do(lambda: port.server.held) <= 100_000
         assert served(port)
-        for sock in socks:
-            sock.close()
+        for each in streams:
+            each.close()
         until(lambda: port.do(lambda: port.server.held) == 0)
 
 
 def test_a_node_that_reports_without_end_is_held_back_and_no_other_is() -> None:
     with listening() as port:
-        body = body_of("n1")
-        with socket.create_connection(("127.0.0.1", port.number), timeout=20) as sock:
-            answers = b""
-            for _ in range(2500):
-                sock.sendall(request(body))
-                answers += sock.recv(1 << 16)
-        assert answers.count(b"HTTP/1.1 200 ") >= 300
-        assert port.outcome("too_often") == answers.count(b"HTTP/1.1 429 ") > 50
+        one, answers = agent(port), Counter[str]()
+        for _ in range(2500):
+            answers[one.report()] += 1
+        assert answers["taken"] >= 300
+        assert port.outcome("too_often") == answers["too_often"] > 50
         assert served(port, "n2")
 
 
-def test_reports_of_an_address_are_counted_before_their_bodies_come() -> None:
-    with listening(address_of={}.get) as port:
-        door, head = port.door, parse(request(b"", size=8 * 1024**2))
-        outcomes = [door.admit(head, "10.0.0.1") for _ in range(10)]
-        assert [each is None for each in outcomes] == [True] * 8 + [False] * 2
-        assert door.admit(head, "10.0.0.2") is None
-        assert door.admit(head, "127.0.0.1") is None
-
-
-def parse(data: bytes):  # type: ignore[no-untyped-def]
-    from slurm_watchdog.wire.http_messages import parse_head
-
-    return parse_head(data.partition(b"\r\n\r\n")[0])
+def test_reports_of_an_address_are_counted_before_they_are_read() -> None:
+    with listening(address_of={"n1": "127.0.0.1"}.get, is_own=lambda address: False) as port:
+        one = agent(port)
+        assert one.report() == "taken"
+        outcomes = [one.say(b"\xc1" * 8_000_000) for _ in range(10)]
+        assert outcomes[0] == "garbage" and outcomes[-1] == "too_often"
 
 
 def test_a_client_that_does_not_read_its_answers_is_closed() -> None:
@@ -234,18 +230,17 @@ def ask_without_reading(port: Port) -> None:
         assert served(port)
 
 
-def test_a_body_in_very_many_pieces_costs_no_more_than_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    heads = []
-    from slurm_watchdog.wire import http_server
-
-    real = http_server.parse_head
-    monkeypatch.setattr(http_server, "parse_head", lambda data: (heads.append(1), real(data))[1])
-    with listening() as port, socket.create_connection(("127.0.0.1", port.number), timeout=20) as sock:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for byte in request(body_of("n1")):
-            sock.sendall(bytes([byte]))
-        assert sock.recv(1000).startswith(b"HTTP/1.1 200 ")
-    assert len(heads) == 1
+def test_an_agent_that_does_not_read_is_closed_and_counted() -> None:
+    with listening() as port:
+        port.server.limits.unread_bytes = 100_000
+        one = agent(port).controller.open(20.0)
+        one._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.send(REPORT, body_of("n1"))
+        until(lambda: port.do(lambda: port.door._streams["n1"].is_heard))
+        stream = port.door._streams["n1"]
+        port.do(lambda: [stream.send(ORDERS, b"x" * 10_000) for _ in range(1000)] and None)
+        until(lambda: lost(port, "slow_reader") == 1)
+        assert served(port)
 
 
 @pytest.mark.parametrize(
@@ -268,13 +263,8 @@ def test_the_page_s_password_may_be_read_by_its_group_and_by_nobody_else(
 def test_until_slurm_has_said_which_nodes_there_are_agents_keep_their_reports() -> None:
     """A controller that starts refused them for good, and they were dropped."""
     known: dict[str, str] = {}
-    with listening(address_of=known.get, knows_nodes=lambda: bool(known)) as port:
-        early = port.door.answer(Request("POST", "/v1/report", "", body_of("n1"), "10.0.0.1"))
-        assert isinstance(early, Answer)
-        assert early.status == 503
-        known["n1"] = "10.0.0.1"
-        answers = [
-            port.door.answer(Request("POST", "/v1/report", "", body_of(node), "10.0.0.1")) for node in ("n1", "n2")
-        ]
-        assert [each.status for each in answers if isinstance(each, Answer)] == [200, 403]
+    with listening(address_of=known.get, knows_nodes=lambda: bool(known), is_own=lambda address: False) as port:
+        assert agent(port).report() == "busy"
+        known["n1"] = "127.0.0.1"
+        assert [agent(port, node).report(node) for node in ("n1", "n2")] == ["taken", "wrong_node"]
         assert (port.outcome("busy"), port.outcome("wrong_node")) == (1, 1)

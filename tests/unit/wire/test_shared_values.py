@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from lab.bench.fleet_reports import Shape, report_of
+from slurm_watchdog.controller.state.agents import with_shared_values
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import decode_report, encode_report
-from slurm_watchdog.wire.delta import with_shared_values
 
 
 def arrived(index: int) -> Report:

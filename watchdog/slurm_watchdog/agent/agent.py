@@ -21,7 +21,7 @@ from slurm_watchdog.agent.workers.child import FIRST_TRIM, TRIM_EVERY, give_back
 from slurm_watchdog.agent.workers.spawner import SpawnerDied
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.structs import picked
-from slurm_watchdog.model.protocol import Reply
+from slurm_watchdog.model.protocol import Command, Reply
 from slurm_watchdog.model.report import ProcessSection, Report, with_sections
 from slurm_watchdog.wire.redact_values import masked
 
@@ -113,7 +113,11 @@ class Agent:
             self.interval_s = max(self.config.agent.interval, min(reply.interval_s, LONGEST_INTERVAL_S))
         self.jobs.hear(reply.watch, reply.running, now)
         self.commands.watch_jobs(reply.watch, now, self.jobs.running(now))
-        self.commands.accept(reply.commands, now)
+        self.obey(reply.commands, now)
+
+    def obey(self, commands: tuple[Command, ...], now: float) -> None:
+        """Takes what the controller asks, with a reply or between two."""
+        self.commands.accept(commands, now)
 
     @property
     def could_see(self) -> bool:

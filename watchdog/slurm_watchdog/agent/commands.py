@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from slurm_watchdog.agent.collectors.collector import CollectorContext
-from slurm_watchdog.agent.delivery.channel import MAX_COMMANDS
+from slurm_watchdog.agent.delivery.stream import MAX_COMMANDS
 from slurm_watchdog.agent.evidence.collection import Collection
 from slurm_watchdog.agent.evidence.stacks import choose
 from slurm_watchdog.agent.logs.job_logs import JobLogs

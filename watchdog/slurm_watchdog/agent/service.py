@@ -25,7 +25,7 @@ from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.commit import JSON_SCHEMA_VERSION
 from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.config.types import split_address
-from slurm_watchdog.model.protocol import CollectEvidence, DumpStacks
+from slurm_watchdog.model.protocol import CollectEvidence, Command, DumpStacks
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import WireError
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from slurm_watchdog.agent.delivery.sender import Sender
     from slurm_watchdog.agent.metrics import AgentMetrics
 
+from slurm_watchdog.base.structs import printable
 from slurm_watchdog.base.text import duration, one_line
 
 MAX_CELL = 500  # Characters of a value: a path, a line of the kernel's log.
@@ -110,7 +111,7 @@ class Service:
         self._lost = 0
         self._news = False  # Something happened that is not to wait for the next tick.
         self._ticked_at = float("-inf")
-        self.reload = Reload(file, agent.config, agent.probes, sender.channel.recheck_files)
+        self.reload = Reload(file, agent.config, agent.probes, sender.controllers.recheck_files)
 
     def wanted_at(self) -> float:
         """When `between` is to be called though nothing wakes it: a report out of turn is due then, or a dump."""
@@ -157,8 +158,7 @@ class Service:
 
     def between(self, now: float) -> None:
         """Takes what children and controller said meanwhile; results of commands, and that a rank has ended,
-        go out at once. Who was given a command reports again in any case, with its result or without: nothing else
-        can be asked of this node before."""
+        go out at once."""
         self.agent.probes.check()
         self.agent.probes.poll(now)
         self._take_replies(now)
@@ -193,10 +193,15 @@ class Service:
             if late or self.sender.lost != self._lost or reply.controller_id != self.controller_id:
                 self.agent.collectors.retell()
             self.controller_id, self._replied_at, self._lost = reply.controller_id, now, self.sender.lost
-            if any(isinstance(command, DumpStacks | CollectEvidence) for command in reply.commands):
-                self.agent.gpus.want_processes()  # a job is under suspicion: whose GPU is whose has to be known now
             loop.isolate("reply", partial(self.agent.hear, reply, now), None, loop.Isolated())
-            self._news |= bool(reply.commands)  # the next question has a report to travel back with, if these take long
+            self._heed(reply.commands)
+        for commands in self.sender.orders():
+            loop.isolate("orders", partial(self.agent.obey, commands, now), None, loop.Isolated())
+            self._heed(commands)
+
+    def _heed(self, commands: tuple[Command, ...]) -> None:
+        if any(isinstance(command, DumpStacks | CollectEvidence) for command in commands):
+            self.agent.gpus.want_processes()  # a job is under suspicion: whose GPU is whose has to be known now
 
 
 def run_agent(
@@ -233,7 +238,7 @@ def run_agent(
 
 def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handover | None) -> int:
     # Imported only now: the children, forked long ago, need neither, and their memory counts.
-    from slurm_watchdog.agent.delivery.sender import Sender, connect_in_turn
+    from slurm_watchdog.agent.delivery.sender import Sender, controllers
     from slurm_watchdog.agent.delivery.spool import Spool
     from slurm_watchdog.agent.metrics import AgentMetrics, serve
 
@@ -243,9 +248,9 @@ def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handov
         spool.take_back(before.reports, clock.monotonic())
     count: Callable[[str], None] = metrics.count_report
     security = config.security
-    channel = connect_in_turn(config.controller_urls, security, agent.node)
-    sender = Sender(config.controller_urls[0], spool, channel, count)
-    metrics.read_expiry = channel.certificates
+    ours = controllers(config.controller_urls, security, agent.node)
+    sender = Sender(spool, ours, count)
+    metrics.read_expiry = ours.certificates
     signals = loop.Signals()
     signals.install()
     sender.start()
@@ -298,8 +303,13 @@ def _show_once(agent: Agent, as_json: bool) -> int:
 
 
 def _print_json(report: Report, *, pretty: bool) -> None:
-    from slurm_watchdog.agent.delivery.sender import encode  # file names may be no UTF-8, and it knows what to do
-
-    data = b'{"schema_version":%d,' % JSON_SCHEMA_VERSION + encode(report).removeprefix(b"{")
+    data = b'{"schema_version":%d,' % JSON_SCHEMA_VERSION + _as_json(report).removeprefix(b"{")
     sys.stdout.write((msgspec.json.format(data) if pretty else data).decode() + "\n")
     sys.stdout.flush()
+
+
+def _as_json(report: Report) -> bytes:
+    try:
+        return msgspec.json.encode(report)
+    except UnicodeEncodeError:  # file names may be no UTF-8
+        return msgspec.json.encode(printable(report))

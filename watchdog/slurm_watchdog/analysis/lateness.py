@@ -46,12 +46,6 @@ def _late_s(paces_s: tuple[float, ...]) -> float:
     return max(OF_QUANTILE * usual_s, OF_LONGEST * longest_s, longest_s + LEAST_MARGIN_S)
 
 
-@by_identity
-def due_after_s(paces_s: tuple[float, ...]) -> float | None:
-    """So long after the last step most are there: what the next report says of it is waited for. None: not known."""
-    return None if len(paces_s) < LEAST_PACES else sorted(paces_s)[len(paces_s) // 2]
-
-
 def is_unheard_of(progress: Progress) -> bool:
     """Whether the run has been without a step for longer than ever in the last day: what has ended by itself before
     may do so again."""

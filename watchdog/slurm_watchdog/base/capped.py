@@ -22,7 +22,7 @@ CAPS: Final[dict[str, str]] = {
     "gone_ranks": "ranks and workers of a run that have ended",
     "rows": "rows of a report, of any other kind than processes",
     "nodes": "nodes that Slurm does not list",
-    "report_base": "reports too large to build reports of changes on",
+    "report_base": "reports with too many processes to be kept",
     "log_offsets": "how far a node has read a log file",
     "logs": "log files of a run",
     "checkpoint_directories": "directories with checkpoints of a run",

@@ -26,19 +26,18 @@ from slurm_watchdog.controller.api.doors import UserDoor, make_app, open_socket
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.controller import Controller, Outside
 from slurm_watchdog.controller.evidence.reach import SlurmdPort
-from slurm_watchdog.controller.evidence.requests import HeldAnswers
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import Identity, OwnUser, ReportEndpoint, read_page_token
 from slurm_watchdog.controller.node_history.node_tests import tester_of
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.standby import RESTART, Standby, await_signals
 from slurm_watchdog.identity.munge_decoder import (
+    AgentCredentials,
     BadCredential,
     MungeProcess,
     MungeUnavailable,
     encode_with_munge,
 )
-from slurm_watchdog.identity.munge_sessions import Sessions
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.journal.database import Database, address_of
@@ -68,8 +67,8 @@ def uid_of(user: str) -> int | None:
         return None
 
 
-async def open_munge(config: Config) -> tuple[Sessions, MungeProcess]:
-    """The sessions, and who decodes credentials. Raises IdentityError."""
+async def open_munge(config: Config) -> AgentCredentials:
+    """Who decodes credentials, and which are believed. Raises IdentityError."""
     security = config.security
     own = os.geteuid()
     if uid_of(security.controller_user) != own:
@@ -95,7 +94,7 @@ async def open_munge(config: Config) -> tuple[Sessions, MungeProcess]:
                 f"nodes prove themselves by MUNGE, and {error}: install munge, or set security.tls_directory"
             ) from error
         log.error("MUNGE does not answer (%s): no agent can prove itself until it does", error)
-    return Sessions(own, frozenset({0} if agents is None else {0, agents}), clock.monotonic), process
+    return AgentCredentials(own, frozenset({0} if agents is None else {0, agents}), process)
 
 
 BACKLOG = 4096  # Connections that wait to be accepted: after a restart all come. The kernel takes somaxconn, if less.
@@ -298,7 +297,6 @@ async def open_doors(
     config = controller.config
     own, state = isinstance(identity, OwnUser), controller.state
     controller.personal = own
-    held = HeldAnswers(state, controller.commands, state.agents.interval_s, controller.actions.is_busy)
     door = ReportEndpoint(
         identity=identity,
         address_of=state.address_of if config.security.check_node_address and not own else None,
@@ -308,7 +306,7 @@ async def open_doors(
         interval_s=config.agent.interval,
         knows_nodes=lambda: state.slurm_at is not None,
         is_active=is_active,
-        coming=lambda node: held.coming(node, clock.monotonic()),
+        commands=controller.commands,
     )
     agents = door.server()
     if isinstance(identity, OwnUser):

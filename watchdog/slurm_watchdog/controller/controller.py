@@ -36,7 +36,7 @@ from slurm_watchdog.controller.policy.rules import mode_words
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.run_records import RunRecords
 from slurm_watchdog.controller.slow_nodes import SlowNodes
-from slurm_watchdog.controller.state.agents import LONGEST_S, ReportInterval
+from slurm_watchdog.controller.state.agents import LONGEST_S, ReportInterval, with_shared_values
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.journal.journal import Journal, JournalError
@@ -193,14 +193,10 @@ class Controller:
             )
         )
 
-    def accept(self, report: Report, size: int = 0) -> Reply:
-        """Takes over a report that has passed the door, with `size` bytes on the wire, and answers it."""
+    def accept(self, report: Report) -> Reply:
+        """Takes over a report that has passed the door, and answers it."""
         now = clock.monotonic()
-        whole = self.state.agents.complete(report, size)
-        if whole is None:
-            self.metrics.reports.labels("incomplete").inc()
-            return Reply(takes_changes=True, want_full=True)
-        report, dropped = whole, self.state.dropped
+        report, dropped = with_shared_values(report), self.state.dropped
         outcome = self.state.apply_report(report, now)
         self.metrics.reports.labels(outcome).inc()
         if outcome == "accepted":
@@ -222,7 +218,6 @@ class Controller:
             # Sent only once the jobs are known: what agents then report again belongs to a job.
             running=self.state.running_on(report.node, now, self.judge.slurm_patience_s),
             controller_id=self.controller_id if self.state.slurm_at is not None else "",
-            takes_changes=True,
             # After a start few have been heard: so long none is to report more often than it does.
             interval_s=max(self.state.least_interval_s, report.interval_s if starting else 0.0),
         )

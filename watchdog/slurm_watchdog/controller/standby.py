@@ -30,13 +30,12 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.api.doors import make_refusing_server, open_socket
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.controller.ingest.endpoint import read_page_token
+from slurm_watchdog.controller.ingest.endpoint import FRAME_DEADLINE_S, MAX_SMALL, StandbyDoor, read_page_token
 from slurm_watchdog.identity.munge_protocol import STANDBY
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context, make_context
 from slurm_watchdog.journal.error import JournalError, NewerRelease
 from slurm_watchdog.journal.lease import Held, Lease
-from slurm_watchdog.wire.codec import MAX_BYTES
 from slurm_watchdog.wire.http_messages import Answer, Head, Request, refusal
 from slurm_watchdog.wire.http_server import Server
 
@@ -120,7 +119,6 @@ def restart_process() -> NoReturn:
 
 
 LOOK_EVERY_S = 0.5  # Of the 10 s within which it takes over, those in which it does not know that it may.
-BODY_DEADLINE_S = 20.0
 BACKLOG = 4096
 NOT_KNOWN = Held(0, "", nan)  # Of the active one, before the database was asked, and while it does not answer.
 
@@ -191,7 +189,8 @@ class Standby:
 
     async def _open(self, doors: list[Server | web.AppRunner], tls: Context | None) -> None:
         config = self._config.controller
-        agents = Server(self.answer, self.admit, self._refuse, MAX_BYTES, BODY_DEADLINE_S, tls=tls)
+        door = StandbyDoor(self._metrics, self.sentence)
+        agents = Server(self.answer, self.admit, self._refuse, MAX_SMALL, FRAME_DEADLINE_S, tls=tls, streams=door)
         host, port = split_address(config.listen)
         await agents.start(host, port, BACKLOG)
         doors.append(agents)
@@ -218,7 +217,7 @@ class Standby:
         return web.json_response({"error": self.sentence(), "code": STANDBY}, status=503)
 
     def admit(self, head: Head, remote: str) -> Answer | None:
-        """No report is taken: its agent tries the other controller."""
+        """Nothing else is asked of it by HTTP."""
         return None if head.path in ("/metrics", "/healthz") else self._refuse("standby", 503, self.sentence())
 
     def answer(self, request: Request) -> Answer:

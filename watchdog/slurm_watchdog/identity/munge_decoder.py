@@ -15,6 +15,7 @@ import msgspec
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.base.python310 import run_module
+from slurm_watchdog.identity.munge_protocol import CREDENTIAL, KEY_BYTES, SessionOffer
 
 log = logging.getLogger(__name__)
 
@@ -194,3 +195,62 @@ async def encode_with_munge(payload: bytes, uid: int, socket: str = "") -> str:
     if child.returncode != 0:
         raise MungeUnavailable(f"munge ended with exit code {child.returncode}")
     return out.decode("ascii").strip()
+
+
+class AuthenticationError(Exception):
+    """Why an agent is not believed: (outcome, sentence)."""
+
+
+class AgentCredentials:
+    """How a controller learns the key of an agent's stream."""
+
+    def __init__(self, own_uid: int, agent_uids: frozenset[int], decoder: MungeProcess):
+        """`own_uid` runs the controller; agents of `agent_uids` are believed."""
+        self._own_uid, self._agent_uids, self.decoder = own_uid, agent_uids, decoder
+        self._decoding: set[asyncio.Future[Credential]] = set()
+
+    async def key_of(self, text: str, node: str, challenge: str) -> bytes:
+        """What a stream of `node`, to which `challenge` was sent, has shown. Raises AuthenticationError,
+        MungeUnavailable."""
+        if not CREDENTIAL.fullmatch(text):
+            raise AuthenticationError("unauthorized", "this is not a MUNGE credential")
+        # Not cancelled with the stream: what decodes would have to be started again.
+        task = asyncio.ensure_future(self.decoder.decode(text))
+        self._decoding.add(task)
+        task.add_done_callback(self._decoded)
+        try:
+            credential = await asyncio.shield(task)
+        except BadCredential as error:
+            raise AuthenticationError(
+                "replayed" if error.replayed else "unauthorized", f"MUNGE says: {error}"
+            ) from None
+        return self.check(credential, node, challenge)
+
+    def check(self, credential: Credential, node: str, challenge: str) -> bytes:
+        """The key in it. Raises AuthenticationError."""
+        if credential.uid not in self._agent_uids:
+            raise AuthenticationError(
+                "unauthorized", f"the credential was made by user {credential.uid}; see security.agent_user"
+            )
+        if credential.restricted_to != self._own_uid or not credential.encrypted:
+            raise AuthenticationError(
+                "unauthorized",
+                f"the credential is not for user {self._own_uid} alone; see security.controller_user",
+            )
+        try:
+            offer = msgspec.json.decode(credential.payload, type=SessionOffer)
+            key = bytes.fromhex(offer.key)
+        except (ValueError, RecursionError) as error:
+            raise AuthenticationError("unauthorized", "the credential carries no key of a stream") from error
+        if not challenge or offer.challenge != challenge:
+            raise AuthenticationError("replayed", "the credential is for another stream, or another controller")
+        if offer.node != node:
+            raise AuthenticationError("wrong_node", f"the credential is of {offer.node!r}, and not of {node!r}")
+        if len(key) != KEY_BYTES:
+            raise AuthenticationError("unauthorized", "the credential carries no proper key")
+        return key
+
+    def _decoded(self, task: asyncio.Future[Credential]) -> None:
+        self._decoding.discard(task)
+        if not task.cancelled():
+            task.exception()  # looked at, though no one may wait for it any more

@@ -119,13 +119,11 @@ class JobWatch(Struct):
 
 
 class Reply(Struct):
-    """The controller's answer to a report."""
+    """The controller's answer to a report; or, pushed at any time, `commands` alone."""
 
     commands: tuple[Command, ...] = ()
     watch: tuple[JobWatch, ...] = ()
     running: tuple[str, ...] | None = None
     """SLURM_JOB_ID of every job that Slurm has on this node now, watched, ending or not; None: not known."""
     controller_id: str = ""  # New at every start of the controller: agents send the recent past again to it.
-    takes_changes: bool = False  # This controller understands reports of changes.
-    want_full: bool = False  # It lacks what this report builds on and took nothing of it: send the full report.
     interval_s: float | None = None  # Between two reports from now on, where the agent's is shorter; None: as before.

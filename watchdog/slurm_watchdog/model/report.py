@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import get_args, get_origin, get_type_hints
 
-import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.base.python310 import is_class
@@ -26,40 +25,6 @@ from slurm_watchdog.model.observations import (
 )
 from slurm_watchdog.model.protocol import CommandResult
 from slurm_watchdog.model.supervisor import JobSupervisor
-
-
-class ProcessNumbers(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What moves about a process from look to look: a short list on the wire; new fields go to its end."""
-
-    at: int  # Place of the process in the report before.
-    state: str
-    cpu_s: float
-    io_bytes: int | None
-    threads: int | None
-    context_switches: int | None
-    runnable_s: float | None = None
-
-
-class GpuNumbers(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What moves about a GPU."""
-
-    at: int
-    utilization_ratio: float | None
-    sm_clock_hz: float | None
-    memory_clock_hz: float | None
-    power_w: float | None
-    temperature_c: float | None
-    memory_used_bytes: int | None
-
-
-class Changes(Struct):
-    """Makes a report one of changes: what it does not name is as it was. See slurm_watchdog.wire.delta."""
-
-    since: int  # Sequence of the report that it builds on, of the same agent.
-    process_rows: tuple[ProcessNumbers, ...] = ()
-    gpu_rows: tuple[GpuNumbers, ...] = ()
-    gone: tuple[tuple[int, int], ...] = ()  # (pid, start ticks) of processes that are not there any more.
-    whole: tuple[str, ...] = ()  # Lists of the report that are complete in it.
 
 
 class JobDirectives(Struct):
@@ -182,11 +147,10 @@ class Report(Struct):
     node_events_dropped: int = 0  # Kernel records overwritten before they were read, or too many for one.
     checkpoints: tuple[Checkpoint, ...] = ()
     gpu_holders: tuple[GpuHolder, ...] = ()
-    wishes: tuple[JobDirectives, ...] = ()  # Of jobs that have any; in every report, also in one of changes.
+    wishes: tuple[JobDirectives, ...] = ()  # Of jobs that have any.
     results: tuple[CommandResult, ...] = ()
     problems: tuple[str, ...] = ()  # Collectors that failed this tick, each with its reason.
-    changes: Changes | None = None  # None: this is the whole of what there is.
-    supervisors: tuple[JobSupervisor, ...] = ()  # In every report, also in one of changes.
+    supervisors: tuple[JobSupervisor, ...] = ()
     usages: tuple[Usage, ...] = ()
     pressures: tuple[Pressure, ...] = ()
     links: tuple[Link, ...] = ()

@@ -1,7 +1,10 @@
-"""Reports and replies as JSON bytes, and back, strictly. Both sides of the wire use these four functions."""
+"""Reports and replies as MessagePack, and back, strictly. Both sides of the wire use these four functions."""
 
 from __future__ import annotations
 
+import math
+import re
+from functools import cache
 from typing import Any, Final, TypeVar, get_args
 
 import msgspec
@@ -25,7 +28,7 @@ OPEN_LISTS: Final[dict[type, dict[str, tuple[str, frozenset[str]]]]] = {
 def read_newer(data: bytes, kind: type[T]) -> T | None:
     """The message in `data` without the elements of unknown words; None if these were not what is wrong."""
     try:
-        tree: Any = msgspec.json.decode(data)
+        tree: Any = msgspec.msgpack.decode(data)
         if not isinstance(tree, dict) or not _drop_unknown(tree, OPEN_LISTS[kind]):
             return None
         return msgspec.convert(tree, kind)
@@ -69,14 +72,17 @@ ELLIPSIS = "…"
 
 
 def may_have_long_text(data: bytes) -> bool:
-    """Whether a text longer than the shortest limit may be in this JSON. May be wrong only in saying yes."""
-    if len(data) <= MAX_NAME:
-        return False
-    # Without escaped backslashes every `\"` is within a text, and of what the other quotation marks divide
-    # every second piece is one. What lies between two texts counts nothing: the numbers of eight ranks are
-    # longer than any name, in each report.
-    plain = data.replace(b"\\\\", b"..").replace(b'\\"', b"..")
-    return max(map(len, plain.split(b'"')[1::2]), default=0) > MAX_NAME
+    """Whether a text longer than the shortest limit may be in this message. May be wrong only in saying yes: the bytes
+    of a number may look like the head of a text (str 16 or str 32 of MessagePack), if of none longer than all this."""
+    return len(data) > MAX_NAME and (
+        b"\xdb\x00" in data or _long_text(min(255, len(data) >> 8)).search(data) is not None
+    )
+
+
+@cache
+def _long_text(most: int) -> re.Pattern[bytes]:
+    """The head of a text of at least 256 bytes, and less than 256 more than `most` times as many."""
+    return re.compile(b"\xda[\x01-%b]" % re.escape(bytes((most,))))
 
 
 def cut_texts(report: Report) -> Report:
@@ -114,17 +120,14 @@ class WireError(Exception):
     """Bytes that are no report or no reply. The text says which, and what is wrong with them."""
 
 
-_SHAPE = bytes.maketrans(b"012345689[, \t\n\r", b"777777777" + b":" * 6)
-_LONG = b":" + b"7" * 19
-_LONG_NEGATIVE = b":-" + b"7" * 19
-"""Only where so many digits follow each other can a whole number need more than 64 bits: Python's have no
-end, and then become no float. What follows a point is a fraction, and what follows a quotation mark is a
-string: both may be as long, and often are."""
+_ODD = tuple(map(re.compile, (rb"\xcf[\x80-\xff]", rb"\xcb[\x7f\xff][\xf0-\xff]", rb"\xca[\x7f\xff][\x80-\xff]")))
+"""Only where such bytes follow each other can a whole number be 2^63 or more (uint 64), which no journal takes, or a
+fraction be infinite or none (float 64, float 32), with which nothing can be compared. Others may look so, too."""
 _LARGEST = 2**63
 
-_encoder = msgspec.json.Encoder()
-_reports = msgspec.json.Decoder(Report)
-_replies = msgspec.json.Decoder(Reply)
+_encoder = msgspec.msgpack.Encoder()
+_reports = msgspec.msgpack.Decoder(Report)
+_replies = msgspec.msgpack.Decoder(Reply)
 
 
 def encode_report(report: Report) -> bytes:
@@ -137,23 +140,30 @@ def encode_reply(reply: Reply) -> bytes:
     return _bounded(_encoder.encode(reply), "reply")
 
 
+def with_age(data: bytes, age_s: float) -> bytes:
+    """The report in `data`, which has no age yet (0 is left off), with one: a field more of the same map."""
+    many = data[0] == 0xDE  # map 16 of MessagePack; else a map of up to 15 fields, their number in its first byte
+    fields = int.from_bytes(data[1:3], "big") if many else data[0] & 0x0F
+    return b"\xde%b\xa5age_s%b%b" % ((fields + 1).to_bytes(2, "big"), _encoder.encode(age_s), data[3 if many else 1 :])
+
+
 def decode_report(data: bytes) -> Report:
     """The report in `data`, with every text cut to what its field may hold. Raises WireError if it is too
-    large, no JSON, or no report of a version we know."""
+    large, no MessagePack, or no report of a version we know."""
     report = _decoded(data, "report", "report", _reports)
-    if _may_be_long(data) and not _moderate(msgspec.to_builtins(report)):
-        raise WireError("not a report: a whole number in it has more than 64 bits")
+    if any(odd.search(data) for odd in _ODD) and not _moderate(report):
+        raise WireError("not a report: a number in it is infinite, none, or has more than 64 bits with its sign")
     if report.version != 1:
         raise WireError(f"report of version {report.version}: this end reads version 1; bring both to one release")
     return cut_texts(report) if may_have_long_text(data) else report
 
 
 def decode_reply(data: bytes) -> Reply:
-    """The reply in `data`. Raises WireError if it is too large, no JSON, or no reply."""
+    """The reply in `data`. Raises WireError if it is too large, no MessagePack, or no reply."""
     return _decoded(data, "reply", "reply of a controller", _replies)
 
 
-def _decoded(data: bytes, name: str, what: str, decoder: msgspec.json.Decoder[Message]) -> Message:
+def _decoded(data: bytes, name: str, what: str, decoder: msgspec.msgpack.Decoder[Message]) -> Message:
     try:
         return decoder.decode(_bounded(data, name))
     except msgspec.MsgspecError as error:
@@ -167,20 +177,16 @@ def _decoded(data: bytes, name: str, what: str, decoder: msgspec.json.Decoder[Me
         raise WireError(f"not a {what}: nested too deeply") from error
 
 
-def _may_be_long(data: bytes) -> bool:
-    """Whether a whole number of so many digits may stand in this JSON; what it finds may also be a part of a string."""
-    shape = data.translate(_SHAPE)
-    return _LONG in shape or _LONG_NEGATIVE in shape
-
-
 def _moderate(value: object) -> bool:
-    """Whether all whole numbers in it have 64 bits, sign included."""
+    """Whether all numbers in it are finite, and whole ones have 64 bits, sign included."""
     match value:
         case int():
-            return -_LARGEST <= value < _LARGEST
-        case dict():
-            return all(map(_moderate, value.values()))
-        case list() | tuple():
+            return value < _LARGEST
+        case float():
+            return math.isfinite(value)
+        case msgspec.Struct():
+            return all(_moderate(getattr(value, name)) for name in value.__struct_fields__)
+        case tuple():
             return all(map(_moderate, value))
         case _:
             return True

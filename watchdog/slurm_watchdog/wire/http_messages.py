@@ -20,7 +20,6 @@ class Request:
     authorization: str
     body: bytes
     remote: str
-    names: frozenset[str] | None = None  # The nodes that the client's certificate is for; None without certificates.
     target: str = ""  # The path with its query.
 
 
@@ -29,7 +28,6 @@ class Answer:
     body: bytes
     status: int = 200
     content_type: bytes = b"application/json"
-    proof: str = ""  # For the header Authentication-Info: that it comes from us.
 
 
 def refusal(status: int, sentence: str) -> Answer:
@@ -72,7 +70,6 @@ class Head:
     keep: bool
     authorization: str = ""
     size: int = 0
-    expects: bool = False  # The client waits for `100 Continue`.
     target: str = ""  # The path with its query.
 
 
@@ -100,8 +97,6 @@ def parse_head(data: bytes) -> Head:
                 raise BadRequest("garbage", 411, "a report has to come with its Content-Length")
             case b"content-encoding":
                 raise BadRequest("garbage", 415, "a report comes as it is, not compressed")
-            case b"expect":
-                head.expects = True
     if sizes:
         head.size = parse_size(sizes)
     return head

@@ -1,11 +1,10 @@
-"""The agents' and the users' port: as much of HTTP/1.1 (RFC 9112) as agents, Prometheus, health checks and our own
-commands speak, and not more.
+"""The agents' and the users' port: as much of HTTP/1.1 (RFC 9112) as Prometheus, health checks and our own commands
+speak, and not more; and streams of agents, which begin with a byte that no request begins with.
 
 A connection is one small object without a task of its own, and a request is parsed in its buffer: 2 KiB a
 connection and 50 to 94 µs of CPU a request, where aiohttp's server takes 10 KiB and 124 to 183 µs (4,000 kept
-connections, bodies of 2 kB, two runs of each). At ten thousand agents these are 80 MiB. Everything is
-bounded: the head, the body, the time for both, the answers that a client does not read. What is not
-understood is refused, and the connection closed.
+connections, bodies of 2 kB, two runs of each). Everything is bounded: the head, the body, the time for both, the
+answers that a client does not read. What is not understood is refused, and the connection closed.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ from slurm_watchdog.wire.http_messages import (
     parse_head,
 )
 from slurm_watchdog.wire.rate_limits import CONNECTION_REASONS, Limits
+from slurm_watchdog.wire.stream_server import Stream, StreamDoor
 from slurm_watchdog.wire.tls_transport import TlsConnection
 
 log = logging.getLogger(__name__)
@@ -61,8 +61,10 @@ class Server:
         count: Callable[[str], None] = lambda reason: None,
         limits: Limits | None = None,
         only_uid: int | None = None,
+        streams: StreamDoor | None = None,
     ):
         """With `tls` clients have to show a certificate. `count` is called with the reason of each refused connection.
+        `streams`: what takes the frames of agents; None where none come.
 
         With `only_uid` it listens on a unix socket, and no process of another user gets a connection.
         """
@@ -74,7 +76,8 @@ class Server:
         self.deadline_s = deadline_s  # A request has to arrive whole within this time of its first byte.
         self.tls = tls
         self.limits = limits or Limits()
-        self.connections: set[Connection] = set()
+        self.streams = streams
+        self.connections: set[Connection | Stream] = set()
         self.secured: set[TlsConnection] = set()
         self.held = 0  # Bytes of requests that are not whole yet.
         self.ends: Callable[[], Awaitable[None]] | None = None  # Closed together with the server.
@@ -158,7 +161,7 @@ class Server:
         if self.tls is None or not self.tls.refresh():
             return
         if self.tls.new_authority:
-            for connection in list(self.secured):
+            for connection in self._all():
                 connection.close()
 
     def lag_s(self, since: float) -> float:
@@ -195,7 +198,7 @@ class Server:
             for connection in self._all():
                 connection.check(now)
 
-    def _all(self) -> list[Connection | TlsConnection]:
+    def _all(self) -> list[Connection | Stream | TlsConnection]:
         return [*self.connections, *self.secured]
 
 
@@ -207,7 +210,6 @@ class Connection(asyncio.Protocol):
         "_held",
         "_inbox",
         "_names",
-        "_promised",
         "_remote",
         "_served",
         "_server",
@@ -223,7 +225,6 @@ class Connection(asyncio.Protocol):
         self._remote = ""
         self._since = clock.monotonic()
         self._task: asyncio.Task[None] | None = None
-        self._promised = False  # The client was answered `100 Continue`: it sends its body.
         self._arriving: tuple[Head, int] | None = None
         """The head of the request whose body is arriving, read once, and where it ends."""
         self._served = False  # It has asked something that was answered.
@@ -261,6 +262,9 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._inbox:
+            if data[0] == 0 and self._server.streams is not None and self._transport is not None:
+                self._become_stream(self._server.streams, self._transport, data)
+                return
             self._since = clock.monotonic()
         self._inbox += data
         if self._task is None:
@@ -271,6 +275,13 @@ class Connection(asyncio.Protocol):
         if self._inbox and self._server.held > self._server.limits.held_bytes:
             self._give_up(self._server.refuse("busy", 503, "too much is arriving at once: try again"))
             self._settle(0)
+
+    def _become_stream(self, door: StreamDoor, transport: asyncio.Transport, data: bytes) -> None:
+        stream = Stream(self._server, door, transport, self._remote, self._names)
+        self._server.connections.discard(self)
+        self._server.connections.add(stream)
+        transport.set_protocol(stream)
+        stream.data_received(data)
 
     def _settle(self, held: int) -> None:
         self._server.held += held - self._held
@@ -329,9 +340,8 @@ class Connection(asyncio.Protocol):
         self._since = clock.monotonic()
         self._served = True
         reason = b"OK" if answer.status == 200 else HTTPStatus(answer.status).phrase.encode()
-        head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b%b\r\n" % (
+        head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b\r\n" % (
             answer.status, reason, answer.content_type, len(answer.body), b"" if keep else b"Connection: close\r\n",
-            b"Authentication-Info: %b\r\n" % answer.proof.encode() if answer.proof else b"",
         )  # fmt: skip
         self._transport.write(head + answer.body)
         if not keep:
@@ -370,14 +380,11 @@ class Connection(asyncio.Protocol):
         head, end = self._arriving
         total = end + 4 + head.size
         if len(inbox) < total:
-            if head.expects and not self._promised and self._transport is not None:
-                self._promised = True
-                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             return None
         body = bytes(inbox[end + 4 : total])
         del inbox[:total]
-        self._promised, self._arriving = False, None
+        self._arriving = None
         request = Request(
-            head.method, head.path, head.authorization, body, self._remote, self._names, head.target
+            head.method, head.path, head.authorization, body, self._remote, head.target
         )  # fmt: skip
         return request, head.keep

@@ -29,9 +29,17 @@ CONNECTION_REASONS = {
     "too_many_of_one_address": "it has too many connections already",
     "too_many_failures": "it has failed too often",
 }  # Label of a connection that was refused -> what it means. These are all the labels there are.
+LOST_STREAMS = {
+    "reset": "it was reset: the agent has ended, or something between us",
+    "closed_by_agent": "the agent closed it",
+    "closed_by_us": "this controller ends",
+    "silent": "no frame came in time: it is half-open, or the agent hangs",
+    "replaced": "its node has begun another one",
+    "slow_reader": "it does not read what it is sent",
+}  # How streams of agents end that were not refused -> what it means.
 REFUSED_REPORTS = (
-    "unauthorized", "no_session", "replayed", "wrong_node", "garbage", "too_large", "too_slow", "too_often",
-    "cut_off", "busy", "no_munge", "wrong_job", "no_room",
+    "unauthorized", "replayed", "wrong_node", "garbage", "too_large", "too_slow", "too_often",
+    "cut_off", "busy", "no_munge", "wrong_job", "no_room", "standby", "failed", "old_agent",
 )  # fmt: skip
 """Outcomes of requests that were refused; the others are those of reports that were taken."""
 

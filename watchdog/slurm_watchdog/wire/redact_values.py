@@ -32,12 +32,12 @@ from slurm_watchdog.model.observations import (
     Process,
 )
 from slurm_watchdog.model.protocol import CommandResult
-from slurm_watchdog.model.report import JobDirectives, ProcessNumbers, Report
+from slurm_watchdog.model.report import JobDirectives, Report
 
 UNMASKED_FIELDS: Final[Mapping[type, frozenset[str]]] = {
     cls: frozenset(fields.split())
     for cls, fields in (
-        (Report, "node boot_id agent_id agent_version changes wishes"),
+        (Report, "node boot_id agent_id agent_version wishes"),
         (Process, "job_id comm state step_id"),
         (Blocked, "state wchan syscall fs_type mount"),
         (LogFile, "job_id"),
@@ -49,7 +49,6 @@ UNMASKED_FIELDS: Final[Mapping[type, frozenset[str]]] = {
         (Checkpoint, "job_id layout"),
         (GpuHolder, "comm state job_id user gpu_uuids"),
         (JobDirectives, "job_id variables"),
-        (ProcessNumbers, "state"),
         (CommandResult, "command_id"),
         (ProcessStack, "node job_id state wchan syscall"),
         (NodeEvidence, "node job_id"),

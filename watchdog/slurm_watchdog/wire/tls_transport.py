@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol, cast
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.identity.tls import reason_of
+from slurm_watchdog.wire.rate_limits import Limits
 
 HANDSHAKE_S = 10.0  # For a whole handshake: two round trips and some milliseconds of computing.
 MAX_HANDSHAKE = 64 * 1024  # Bytes that a client may send for it; a chain of three certificates has about 4 KiB.
@@ -20,7 +21,7 @@ CLOSE_DELAY_S = 1.0
 SLICE_BYTES = 1024
 """Bytes that are decrypted at once. A buffer of OpenSSL's grows to a third more than this and stays so: of malloc's
 bytes (mallinfo2(3), OpenSSL 3.0) a connection holds 36 KiB with 8 KiB, 28.4 with 2, 26.7 with 1, 26.1 with 0.5. A
-usual report of changes is one slice, and no slower; one of 3 kB takes 16 us in place of 12, with 0.5 KiB 29."""
+report of 3 kB takes 16 us in place of 12, with 0.5 KiB 29."""
 PEER_FIELDS = ("subject", "subjectAltName")  # What of a certificate is shown to the protocol inside, once.
 KNOWN: Final[dict[str, Any]] = {}
 
@@ -29,6 +30,11 @@ class Port(Protocol):
     """What owns the connections: http_server.Server, which imports this module."""
 
     secured: set[TlsConnection]
+    connections: set[Any]
+    limits: Limits
+    held: int
+    max_body: int
+    deadline_s: float
 
     def opened(self, address: str) -> bool: ...
     def closed(self, address: str) -> None: ...
@@ -182,6 +188,9 @@ class TlsConnection(asyncio.Protocol):
         self._closed = True
         if self._transport is not None:
             self._transport.abort()
+
+    def set_protocol(self, protocol: asyncio.Protocol) -> None:
+        self._inner = protocol
 
     def set_write_buffer_limits(self, high: int) -> None:
         if self._transport is not None:

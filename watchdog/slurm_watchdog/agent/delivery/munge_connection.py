@@ -1,45 +1,27 @@
-"""An agent's connection where nodes prove themselves by MUNGE: begins sessions, proves each request, believes
-no answer unproven.
+"""An agent's streams where nodes prove themselves by MUNGE.
 
 The program munge makes the credential, in a child with a deadline: munged may hang.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import subprocess
 from collections.abc import Callable
 
 import msgspec
 
-from slurm_watchdog.agent.delivery.channel import Channel, Proven
-from slurm_watchdog.base import clock
-from slurm_watchdog.identity.munge_protocol import (
-    EPOCH,
-    SESSION_S,
-    Session,
-    answer_mac,
-    authorization,
-    encode_offer,
-    macs_equal,
-    new_session,
-)
-from slurm_watchdog.wire.http_client import AuthenticationFailed, Connection, NotKept, Response
+from slurm_watchdog.agent.delivery.stream import AuthenticationFailed, ProvenStream, TcpController
+from slurm_watchdog.identity.munge_protocol import KEY_BYTES, TO_AGENT, TO_CONTROLLER, Seal, SessionOffer
+from slurm_watchdog.wire.frames import OPENED, PROOF, WELCOME, Welcome, unpack
 
 MUNGE_S = 10.0
 CREDENTIAL = re.compile(rb"MUNGE:[A-Za-z0-9+/=]+:")
-PATH = "/v1/session"
-RENEW = frozenset({401, 403})
-"""The session is not known any more, or we come from another address than it began at: a new one is worth a try."""
 MAX_LEFT = 3  # Children that could not be ended, and may still be there; with more of them no one else is sent.
 
 Encode = Callable[[bytes], str]  # Payload -> credential. Raises Unproven.
-
-
-class _Offer(msgspec.Struct, frozen=True):
-    """What the controller says before a session: which of its lives this is."""
-
-    epoch: str
 
 
 class Munge:
@@ -88,77 +70,28 @@ def _first_line(said: bytes) -> str:
     return lines[0][:200] if lines else "it says nothing"
 
 
-class ProvenConnection(Channel):
-    """A channel on which each request and each answer is proven. Not for two threads."""
+class MungeController(TcpController):
+    """Its streams are begun with a credential of MUNGE, and each of their frames is proven from then on: only who
+    could decode the credential, the user of the controller, knows the key."""
 
-    def __init__(self, inner: Connection, node: str, encode: Encode, now: Callable[[], float] = clock.monotonic):
-        super().__init__(inner)
-        self._node, self._encode, self._now = node, encode, now
-        self._session: Session | None = None
+    def __init__(self, url: str, node: str, encode: Encode):
+        super().__init__(url, node)
+        self._encode = encode
 
-    def post(
-        self, path: str, body: bytes, headers: dict[str, str], connect_s: float, answer_s: float
-    ) -> Proven | Response:
-        """See Channel.post. Only who could decode our credential can prove an answer: the user of the controller. Each
-        connection is proven before a report goes over it."""
-        began = False
-        while True:
-            if self._session is None or self._now() - self._session.began_at > SESSION_S:
-                self._session, began = self._begin(path, headers, connect_s, answer_s), True
-            session = self._session
-            try:
-                proof = {**headers, "Authorization": authorization(session, path, body)}
-                # Never on another connection than that on which the session was proven: who listens there now
-                # may be anybody.
-                answer = self._inner.post_kept(path, body, proof, answer_s)
-            except NotKept:
-                self._session = None
-                if began:
-                    raise
-                continue  # closed between two reports, as servers do, or by a new start of the controller
-            except OSError:
-                self._session = None  # it may have been taken, or the controller may be another
-                raise
-            if answer.status == 200:
-                self._believe(session, answer)
-                return Proven(answer.body)
-            if answer.status not in RENEW:
-                return answer
-            self._session = None
-            if began and answer.status == 403:
-                return answer
-            if began:
-                raise AuthenticationFailed(f"the controller does not take our session: {_sentence(answer)}")
+    def connect(self) -> socket.socket:
+        if self.https:
+            raise AuthenticationFailed("controller begins with https://, and expert.security.mode is not tls")
+        return super().connect()
 
-    def _believe(self, session: Session, answer: Response) -> None:
-        given = answer.headers.get(b"authentication-info", b"").decode("latin-1")
-        if not macs_equal(given, answer_mac(session.key, answer.status, session.counter, answer.body)):
-            self._session = None
-            self._inner.close()
+    def prove(self, link: ProvenStream, kind: bytes, body: bytes) -> None:
+        if kind != WELCOME:
+            raise AuthenticationFailed("the controller asks for no credential: is security.mode the same there?")
+        key = os.urandom(KEY_BYTES)  # not secrets: that one brings the module random along, a quarter of a megabyte
+        offer = SessionOffer(key.hex(), self.node, unpack(body, Welcome).challenge)
+        link.send(PROOF, self._encode(msgspec.json.encode(offer)).encode())
+        answer, incoming = link.receive(), Seal(key, TO_AGENT)
+        if answer is None or answer[0] != OPENED or not incoming.is_of(answer[1], OPENED):
             raise AuthenticationFailed(
                 "the answer does not come from the controller: another program answers at its address"
             )
-
-    def _begin(self, path: str, headers: dict[str, str], connect_s: float, answer_s: float) -> Session:
-        where = path.rpartition("/v1/")[0] + PATH
-        offer = self._inner.post(where, b"", headers, connect_s, answer_s)
-        try:
-            epoch = msgspec.json.decode(offer.body, type=_Offer).epoch if offer.status == 200 else ""
-        except (msgspec.MsgspecError, RecursionError):
-            epoch = ""
-        if not EPOCH.fullmatch(epoch):
-            raise AuthenticationFailed(
-                f"the controller takes no sessions ({offer.status}): is security.mode the same there?"
-            )
-        session = new_session(self._node, self._now())
-        credential = self._encode(encode_offer(session, epoch))
-        answer = self._inner.post_kept(where, b"", {**headers, "Authorization": f"Munge {credential}"}, answer_s)
-        if answer.status != 200:
-            does = "takes no sessions yet" if answer.status >= 500 else "refuses our credential"
-            raise AuthenticationFailed(f"the controller {does}: {_sentence(answer)}")
-        self._believe(session, answer)
-        return session
-
-
-def _sentence(answer: Response) -> str:
-    return f"{answer.status} {answer.body[:300].decode(errors='replace').strip()}"
+        link.seal(incoming, Seal(key, TO_CONTROLLER))

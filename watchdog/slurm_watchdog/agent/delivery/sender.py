@@ -1,10 +1,8 @@
-"""Sends reports from a thread of its own, keeps them while the controller is away, and hands its replies to the loop.
+"""Sends reports from a thread of its own, keeps them while the controller is away, and hands what it says to the loop.
 
-A report is encoded once, and waits as bytes: the objects would take many times what the bound says.
-
-A controller that has the report before this one gets only what has changed since. Any doubt (an error, an
-answer that did not come, a report that still waits, a controller that lacks it) makes the next one full, and
-a full one goes out every ten minutes in any case.
+A report is encoded once, and waits as bytes: the objects would take many times what the bound says. One at a time is
+on its way: it stays in the spool until the controller says that it was taken, and is sent again on the next stream, so
+that none is lost; the controller knows by its number one that it has. What the controller asks comes at any time.
 """
 
 from __future__ import annotations
@@ -12,42 +10,40 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from urllib.parse import urlsplit
+from typing import TypeVar
 
-from slurm_watchdog.agent.delivery.channel import (
-    MAX_REPLY_BYTES,
-    UNIX,
-    Channel,
-    InTurn,
-    Proven,
-    parse_reply,
-    tls_channel,
-    unix_channel,
-)
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
+from slurm_watchdog.agent.delivery.stream import (
+    ANSWER_S,
+    UNIX,
+    Controller,
+    Controllers,
+    OwnSocket,
+    ProvenStream,
+    Refused,
+    TlsController,
+    in_words,
+    parse_reply,
+    wait_readable,
+)
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.structs import printable
 from slurm_watchdog.config.agent import Security
 from slurm_watchdog.identity.secret_files import TlsFiles
-from slurm_watchdog.model.protocol import Reply
+from slurm_watchdog.model.protocol import Command, Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import WireError, encode_report
-from slurm_watchdog.wire.delta import changes_between, delta_base
-from slurm_watchdog.wire.http_client import Connection
+from slurm_watchdog.wire.frames import ORDERS, REPORT, TAKEN, FrameError
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
-CONNECT_S = 5.0
-ANSWER_S = 15.0
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 5.0)
-"""Waits between attempts; with 4,000 agents and jitter a controller that comes back sees 1,000 requests a second."""
-MAX_RETRY_AFTER_S = 60.0  # A controller may ask for patience, but not until reports are too old to be judged.
-TRY_AGAIN_LATER = frozenset({408, 425, 429})
-FULL_EVERY = 120  # Reports between two full ones: ten minutes at 5 s.
+"""Waits between attempts; with 4,000 agents and jitter a controller that comes back sees 1,000 streams a second."""
+OF_THE_REPORT = frozenset({"garbage", "too_large"})  # Why a proven controller will never take a report.
 
 
 def backoff_s(failures: int, chance: float) -> float:
@@ -69,70 +65,65 @@ def encode(report: Report) -> bytes:
         return encode_report(printable(report))
 
 
-def connect_in_turn(urls: Sequence[str], security: Security, node: str) -> Channel:
-    """A channel to that of several controllers which takes reports; no traffic yet."""
-    return InTurn([connect(url, security, node) for url in urls])
+def _ring(fd: int) -> None:
+    with suppress(BlockingIOError):  # it is readable already
+        os.write(fd, b"r")
 
 
-def connect(url: str, security: Security, node: str) -> Channel:
-    """A channel of `node` to the controller at `url`; no traffic yet."""
+def _silence(fd: int) -> None:
+    with suppress(BlockingIOError):
+        os.read(fd, 4096)
+
+
+def _taken_from(waiting: queue.SimpleQueue[T]) -> list[T]:
+    found: list[T] = []
+    with suppress(queue.Empty):
+        while True:
+            found.append(waiting.get_nowait())
+    return found
+
+
+def controllers(urls: Sequence[str], security: Security, node: str) -> Controllers:
+    """Those of `node`; no traffic yet."""
+    return Controllers([_controller(url, security, node) for url in urls])
+
+
+def _controller(url: str, security: Security, node: str) -> Controller:
     if url.startswith(UNIX):
-        return unix_channel(url.removeprefix(UNIX), MAX_REPLY_BYTES)
+        return OwnSocket(url.removeprefix(UNIX), node)
     if security.identity() == "tls":
-        return tls_channel(url, MAX_REPLY_BYTES, TlsFiles(security.tls_directory, "agent"))
+        return TlsController(url, node, TlsFiles(security.tls_directory, "agent"))
     # Only here: the other agents do without its memory.
-    from slurm_watchdog.agent.delivery.munge_connection import Munge, ProvenConnection
+    from slurm_watchdog.agent.delivery.munge_connection import Munge, MungeController
 
-    encode = Munge(security.controller_user, security.munge_socket).encode
-    return ProvenConnection(Connection(url, MAX_REPLY_BYTES), node, encode)
-
-
-class Rejected(Exception):
-    """The controller will never take this report: it is dropped."""
-
-
-class RetryAfter(OSError):
-    """The controller answered that it can't take reports now; `after_s` is how long it wants to be left alone."""
-
-    def __init__(self, message: str, after_s: float):
-        super().__init__(message)
-        self.after_s = after_s
+    return MungeController(url, node, Munge(security.controller_user, security.munge_socket).encode)
 
 
 class Sender:
-    """The thread. `put` and `replies` are for the loop; `fileno` is readable when there is news."""
+    """The thread. `put`, `replies` and `orders` are for the loop; `fileno` is readable when there is news."""
 
     def __init__(
         self,
-        url: str,
         spool: Spool,
-        channel: Channel,
+        controllers: Controllers,
         count: Callable[[str], None] = lambda outcome: None,
         now: Callable[[], float] = clock.monotonic,
         answer_s: float = ANSWER_S,
-        full_every: int = FULL_EVERY,
     ):
-        """`url` is where `channel` leads to: its path, of http, is put before ours; the rest is for messages."""
-        address = urlsplit(url)
-        self._controller = address.netloc or url
-        self._path = f"{address.path.rstrip('/') if address.netloc else ''}/v1/report"
+        self.controllers = controllers
         self._spool = spool
-        self._headers = {"Content-Type": "application/json"}
         self._count = count
         self._now = now
         self._answer_s = answer_s
-        self._full_every = full_every
         self._lock = threading.Lock()
-        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[Command, ...]] = queue.SimpleQueue()
         self._last: tuple[bytes, Reply] = (b"", Reply())
-        self._base: Report | None = None  # The report that was handed over last.
-        self._since_full = 0
-        self._agreed = -1  # The newest report that the controller has taken; -1 after any doubt.
+        self._link: ProvenStream | None = None
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.channel = channel
-        self.heard_at = now()  # When the controller last answered with 200, proven, or this was made.
+        self._wake_fd, self._waker_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # For the thread: something to send.
+        self.heard_at = now()  # When the controller last took a report, or this was made.
         self.problem = ""  # Why the last attempt failed; empty while it works.
         self.lost = 0  # Reports that the controller will never have.
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
@@ -149,49 +140,32 @@ class Sender:
     def stop(self, seconds: float = 2.0) -> None:
         """Gives what waits this long to be sent, and ends. Whatever the thread hangs in, it holds no one up."""
         self._stopping.set()
-        self._wake.put(None)
+        _ring(self._waker_fd)
         self._thread.join(seconds)
 
     def put(self, report: Report) -> None:
         """Hands a report over; never waits. Raises WireError if it is too large to send."""
         body = encode(report)
         with self._lock:
-            agreed = self._agreed if not len(self._spool) else -1
-        small = self._changes(report, agreed)
-        with self._lock:
             dropped = self._spool.dropped
-            self._spool.put(report.sequence, body, self._now(), small)
+            self._spool.put(report.sequence, body, self._now())
             dropped = self._spool.dropped - dropped
         self.lost += dropped
         for _ in range(dropped):
             self._count("expired")
-        self._wake.put(None)
-
-    def _changes(self, report: Report, agreed: int) -> bytes:
-        """The report as changes since the one before, if the controller has that one; else nothing."""
-        base, self._base = self._base, delta_base(report)
-        if base is None or base.sequence != agreed or self._since_full >= self._full_every:
-            self._since_full = 0
-            return b""
-        small = changes_between(base, report)
-        self._since_full = 0 if small is None else self._since_full + 1
-        return b"" if small is None else encode(small)
+        _ring(self._waker_fd)
 
     def fileno(self) -> int:
         return self._read_fd
 
     def replies(self) -> list[Reply]:
         """Replies since the last call, oldest first. One that says what the last one said woke no one."""
-        found: list[Reply] = []
-        while True:
-            try:
-                found.append(self._replies.get_nowait())
-            except queue.Empty:
-                break
-        if found:
-            with suppress(BlockingIOError):
-                os.read(self._read_fd, 4096)
-        return found
+        _silence(self._read_fd)
+        return _taken_from(self._replies)
+
+    def orders(self) -> list[tuple[Command, ...]]:
+        """What was asked since the last call, between two replies."""
+        return _taken_from(self._orders)
 
     @property
     def spool_bytes(self) -> int:
@@ -200,89 +174,91 @@ class Sender:
     # -- in the thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        failures, refused = 0, -1
+        failures = 0
         while True:
             with self._lock:
                 waiting = self._spool.first()
-            if waiting is None:
-                if self._stopping.is_set():
-                    return
-                self._wake.get()
-                continue
             try:
-                reply, news = self._send(waiting, small=failures == 0 and refused != waiting.sequence)
-                if reply.want_full and refused != waiting.sequence:
-                    refused = waiting.sequence  # it is reported again at once, and in full
-                    self._agree(-1)
+                if waiting is None:
+                    if self._stopping.is_set():
+                        return
+                    self._listen()
                     continue
-            except Rejected as error:
-                self._agree(-1)
-                self._count("rejected")
-                self.lost += 1
-                self._say(f"a report was dropped: {error}")
-            except (OSError, ValueError, WireError) as error:
-                self._agree(-1)
-                self._count("failed")
-                self._say(f"the controller at {self._controller} cannot be reached: {in_words(error)}")
-                self.channel.close()
-                failures += 1
-                pause_s = backoff_s(failures, _chance())
-                if isinstance(error, RetryAfter):
-                    pause_s = max(pause_s, min(error.after_s, MAX_RETRY_AFTER_S))
-                if self._stopping.wait(pause_s):
-                    return
-                with self._lock:
-                    self._spool.expire(self._now())
-                continue
+                self._deliver(waiting)
+            except (OSError, ValueError, WireError, FrameError) as error:
+                proven = self._link is not None
+                self._close()
+                if waiting is not None and proven and isinstance(error, Refused) and error.code in OF_THE_REPORT:
+                    self._count("rejected")
+                    self.lost += 1
+                    self._say(f"a report was dropped: {error}")
+                else:
+                    self._say(
+                        f"the controller at {self.controllers.current.where} cannot be reached: {in_words(error)}"
+                    )
+                    self.controllers.next()
+                    if waiting is None:
+                        continue  # nothing waits: the next report goes over a new stream
+                    self._count("failed")
+                    failures += 1
+                    if self._stopping.wait(backoff_s(failures, _chance())):
+                        return
+                    with self._lock:
+                        self._spool.expire(self._now())
+                    continue
             else:
-                self._agree(waiting.sequence if reply.takes_changes else -1)
                 self._count("sent")
                 if self.problem:
-                    log.info("the controller at %s answers again", self._controller)
+                    log.info("the controller at %s answers again", self.controllers.current.where)
                 self.problem = ""
-                self._replies.put(reply)
-                if news:
-                    with suppress(BlockingIOError):  # it is readable already
-                        os.write(self._write_fd, b"r")
             failures = 0
             with self._lock:
                 self._spool.done(waiting.sequence)
 
-    def _agree(self, sequence: int) -> None:
-        with self._lock:
-            self._agreed = sequence
+    def _deliver(self, waiting: Waiting) -> None:
+        """One report, over a new stream where there is none. Raises what ends the stream."""
+        if self.controllers.current.is_renewed():
+            self._close()
+        if self._link is None:
+            self._link = self.controllers.current.open(self._answer_s)
+        self._link.send(REPORT, waiting.aged(self._now()))
+        while (frame := self._link.receive()) is None or not self._take(*frame):
+            pass
+
+    def _listen(self) -> None:
+        """Until something is to be sent, or the stream ends."""
+        link = self._link
+        if link is None:
+            wait_readable(self._wake_fd)
+        elif (frame := link.receive(self._wake_fd)) is not None:
+            self._take(*frame)
+            return
+        _silence(self._wake_fd)
+
+    def _take(self, kind: bytes, body: bytes) -> bool:
+        """Whether it is the answer to the report that is on its way. Raises FrameError, WireError."""
+        if kind not in (TAKEN, ORDERS):
+            raise FrameError("garbage", "it sent a frame that nothing asked for")
+        if kind == ORDERS:
+            self._orders.put(parse_reply(body).commands)
+            _ring(self._write_fd)
+            return False
+        self.heard_at = self._now()
+        if body == self._last[0] and not self._last[1].commands:
+            self._replies.put(self._last[1])
+            return True
+        reply = parse_reply(body)
+        self._last = (body, reply)
+        self._replies.put(reply)
+        _ring(self._write_fd)
+        return True
+
+    def _close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._link = None
 
     def _say(self, problem: str) -> None:
         if problem != self.problem:
             log.warning("%s", problem)
         self.problem = problem
-
-    def _send(self, waiting: Waiting, *, small: bool) -> tuple[Reply, bool]:
-        """One request: the reply, and whether it is new. Raises Rejected for good, anything else to be tried again."""
-        body = waiting.aged(self._now(), small=small)
-        response = self.channel.post(self._path, body, self._headers, CONNECT_S, self._answer_s)
-        if isinstance(response, Proven):
-            self.heard_at = self._now()
-            if response.body == self._last[0] and not self._last[1].commands:
-                return self._last[1], False
-            reply = parse_reply(response)
-            self._last = (response.body, reply)
-            return reply, True
-        text = response.body[:300].decode(errors="replace").strip()
-        message = f"{self._controller} answered {response.status} {response.reason}: {text}"
-        if 400 <= response.status < 500 and response.status not in TRY_AGAIN_LATER:
-            raise Rejected(message)
-        wait = response.headers.get(b"retry-after", b"")  # a date in its place says nothing
-        raise RetryAfter(message, float(wait) if wait.isdigit() and len(wait) < 10 else 0.0)
-
-
-def in_words(error: Exception) -> str:
-    """What went wrong, for the log: of TLS, what it means."""
-    if "ssl" in sys.modules:  # else it was not TLS, and stays unloaded
-        import ssl
-
-        if isinstance(error, ssl.SSLError):
-            from slurm_watchdog.identity.tls import explain
-
-            return explain(error)
-    return str(error)

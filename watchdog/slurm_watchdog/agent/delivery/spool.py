@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from slurm_watchdog.wire.codec import with_age
 
 NOTEWORTHY_AGE_S = 0.05  # Below this a report is as old as it was made.
 
@@ -16,13 +18,11 @@ class Waiting:
     made_at: float
     sequence: int
     body: bytes
-    small: bytes = b""  # The same as changes since the report before, for the first attempt; empty where there is none.
 
-    def aged(self, now: float, *, small: bool = False) -> bytes:
-        """The body with the report's age. `age_s` is 0 in a new report, so it is not in the text yet."""
+    def aged(self, now: float) -> bytes:
+        """The body with the report's age."""
         age_s = now - self.made_at
-        body = self.small if small and self.small else self.body
-        return body if age_s < NOTEWORTHY_AGE_S else b'{"age_s":%.3f,' % age_s + body[1:]
+        return self.body if age_s < NOTEWORTHY_AGE_S else with_age(self.body, age_s)
 
 
 MAX_AGE_S = 600.0  # Far beyond the age that is still judged (`Config.report_lifetime_s`).
@@ -40,9 +40,9 @@ class Spool:
     size: int = 0
     _items: deque[Waiting] = field(default_factory=deque)
 
-    def put(self, sequence: int, body: bytes, now: float, small: bytes = b"") -> None:
-        """Adds a report that was made at `now`; `small`, the same as changes, goes with the first attempt only."""
-        self._items.append(Waiting(now, sequence, body, small))
+    def put(self, sequence: int, body: bytes, now: float) -> None:
+        """Adds a report that was made at `now`."""
+        self._items.append(Waiting(now, sequence, body))
         self.size += len(body)
         self.expire(now)
 
@@ -62,8 +62,8 @@ class Spool:
             self.size -= len(self._items.popleft().body)
 
     def left(self) -> tuple[Waiting, ...]:
-        """All that waits, oldest first, each in full."""
-        return tuple(replace(each, small=b"") for each in self._items)
+        """All that waits, oldest first."""
+        return tuple(self._items)
 
     def take_back(self, reports: Iterable[Waiting], now: float) -> None:
         """Begins with what an agent before this one has left."""

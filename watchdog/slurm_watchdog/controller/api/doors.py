@@ -165,12 +165,12 @@ class UserDoor:
 
     async def _person(self, request: Request) -> Person:
         """Who has made the request. Raises RequestRefused where no one is believed to have, and MungeUnavailable."""
-        match = CREDENTIAL.fullmatch(request.authorization)
-        if match is None:
+        scheme, _, credential = request.authorization.partition(" ")
+        if scheme != "Munge" or not CREDENTIAL.fullmatch(credential):
             how = "users prove themselves by MUNGE here: slurm-watchdog --socket munge://HOST:PORT"
             raise RequestRefused(401, how)
         try:
-            shown = await self._decoder.decode(match[1])
+            shown = await self._decoder.decode(credential)
         except BadCredential as error:
             raise RequestRefused(401, f"MUNGE says: {error}") from None
         if shown.restricted_to != os.geteuid() or not shown.encrypted:

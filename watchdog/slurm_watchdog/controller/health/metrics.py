@@ -22,7 +22,7 @@ from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.documents import Delivery, Level
 from slurm_watchdog.model.incidents import Incident, IncidentState
 from slurm_watchdog.model.slurm import SlurmView
-from slurm_watchdog.wire.rate_limits import CONNECTION_REASONS, REFUSED_REPORTS
+from slurm_watchdog.wire.rate_limits import CONNECTION_REASONS, LOST_STREAMS, REFUSED_REPORTS
 
 LONGEST_TICK_S = 60.0  # A longer time between two looks was a stall of the controller: nothing is known of it.
 
@@ -142,6 +142,7 @@ class ControllerMetrics:
         self.report_interval = gauge("report_interval_seconds", "Between two reports of an agent, as it was asked for")
         self.reports = counter("reports_total", "Reports received", "outcome")
         self.refused_connections = counter("refused_connections_total", "Refused connections of agents", "reason")
+        self.lost_streams = counter("lost_streams_total", "Connections of agents that ended, by how", "reason")
         self.certificate_expiry = gauge(
             "certificate_expiry_timestamp_seconds", "When a certificate ends", "certificate"
         )
@@ -208,6 +209,8 @@ class ControllerMetrics:
             self.detector_failures.labels(kind)
         for reason in CONNECTION_REASONS:
             self.refused_connections.labels(reason)
+        for reason in LOST_STREAMS:
+            self.lost_streams.labels(reason)
         for outcome in REFUSED_REPORTS:
             self.reports.labels(outcome)
         for what in CAPS:

@@ -4,35 +4,59 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import replace as replace_fields
 
+from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import wait_for
+from slurm_watchdog.base.text import one_line
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, MungeProcess, MungeUnavailable
-from slurm_watchdog.identity.munge_protocol import CREDENTIAL, Session, answer_mac
-from slurm_watchdog.identity.munge_sessions import AuthenticationError, Sessions
+from slurm_watchdog.controller.ingest.command_queue import CommandQueue
+from slurm_watchdog.identity.munge_decoder import AgentCredentials, AuthenticationError, MungeUnavailable
+from slurm_watchdog.identity.munge_protocol import STANDBY, TO_AGENT, TO_CONTROLLER, Seal
 from slurm_watchdog.identity.tls import Context
-from slurm_watchdog.model.protocol import Command, Reply
+from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.codec import MAX_BYTES, WireError, decode_report, encode_reply
+from slurm_watchdog.wire.codec import MAX_BYTES, MAX_NAME, WireError, decode_report, encode_reply
+from slurm_watchdog.wire.frames import (
+    HELLO,
+    MAC_BYTES,
+    MAGIC,
+    OPENED,
+    ORDERS,
+    PROOF,
+    REPORT,
+    TAKEN,
+    VERSION,
+    WELCOME,
+    FrameError,
+    Hello,
+    Welcome,
+    unpack,
+)
 from slurm_watchdog.wire.http_messages import Answer, Head, Request, refusal
 from slurm_watchdog.wire.http_server import Server
-from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, is_loopback, report_rate
+from slurm_watchdog.wire.rate_limits import LOST_STREAMS, Limits, TokenBuckets, is_loopback, report_rate
+from slurm_watchdog.wire.stream_server import Stream
 
-PATHS = {"/v1/report": "POST", "/metrics": "GET", "/healthz": "GET"}
+log = logging.getLogger(__name__)
+
+OLD_PATHS = ("/v1/report", "/v1/session")  # Of agents of release 0.1.
+UPGRADE = f"this controller ({__version__}) speaks frames and no HTTP with agents: upgrade the agent"
+MAX_OLD = 1024  # Addresses of such agents that are remembered: each is logged once.
 NOBODY: frozenset[str] = frozenset()
-BODY_DEADLINE_S = 20.0  # A report has to arrive whole within this time: a slow sender holds no connection open.
-WAITED_S = 1.0  # An older report was in its agent's spool: held answers would never let a backlog shrink.
+FRAME_DEADLINE_S = 20.0  # A report has to arrive whole within this time: a slow sender holds no connection open.
 TOO_EARLY = "Slurm has not listed its nodes yet: retry"
 MAX_SMALL = 4096  # Bytes of a body that no one looks at.
+LOG_EVERY_S = 60.0  # Lost streams of one kind are written to the log once in this time; the metric counts them all.
 
 
 @dataclass(frozen=True)
@@ -43,8 +67,26 @@ class OwnUser:
     socket: str  # In a directory that only he may enter.
 
 
-Identity = Context | tuple[Sessions, MungeProcess] | OwnUser
+Identity = Context | AgentCredentials | OwnUser
 """Certificates, sessions by MUNGE, or one user: a door that asks for nothing can't be made."""
+
+
+class StandbyDoor:
+    """What answers agents while another controller is the active one: they try that."""
+
+    def __init__(self, metrics: ControllerMetrics, sentence: Callable[[], str]):
+        self._metrics, self._sentence = metrics, sentence
+
+    def take_frame(self, stream: Stream, kind: bytes, body: bytes) -> None:
+        raise FrameError(STANDBY, self._sentence())
+
+    def ended(self, stream: Stream, reason: str, why: str) -> None:
+        count_end(self._metrics, reason)
+
+
+def count_end(metrics: ControllerMetrics, reason: str) -> None:
+    """Of a stream: lost, or refused."""
+    (metrics.lost_streams if reason in LOST_STREAMS else metrics.reports).labels(reason).inc()
 
 
 class ReportEndpoint:
@@ -55,39 +97,39 @@ class ReportEndpoint:
         *,
         identity: Identity,
         address_of: Callable[[str], str | None] | None,
-        accept: Callable[[Report, int], Reply],
+        accept: Callable[[Report], Reply],
         metrics: ControllerMetrics,
         healthy: Callable[[], tuple[bool, str]],
         interval_s: float = 5.0,
         knows_nodes: Callable[[], bool] = lambda: True,
         is_own: Callable[[str], bool] = is_loopback,
         is_active: Callable[[], bool] = lambda: True,
-        coming: Callable[[str], Awaitable[tuple[Command, ...]] | None] = lambda node: None,
+        commands: CommandQueue | None = None,
     ):
         """`identity`: what agents prove themselves by; `knows_nodes`: whether Slurm has said by now which
         nodes there are: until then no agent is refused as an unknown node; `is_own`: whether an address is this
         machine's, whose connections are bounded by their total only. `is_active`: False while another
-        controller may be the active one: no report is taken, and no command goes out. `coming`: what will be asked of a
-        node within moments, where its answer is to wait for it."""
-        self._coming = coming
+        controller may be the active one: no report is taken, and no command goes out. `commands` are pushed from here
+        on, as soon as they are asked."""
         self._is_active = is_active
         self._address_of = address_of
         self._accept = accept
         self._metrics = metrics
         self._healthy = healthy
-        self._tls = tls = identity if isinstance(identity, Context) else None
-        self._own_user = identity if isinstance(identity, OwnUser) else None
-        munge = None if isinstance(identity, Context | OwnUser) else identity
+        self._identity = identity
         self._knows_nodes = knows_nodes
-        self._sessions: Sessions | None = munge[0] if munge else None
-        self._decoder: MungeProcess | None = munge[1] if munge else None
-        self._decoding: set[asyncio.Future[Credential]] = set()
+        self._commands = commands
+        if commands is not None:
+            commands.on_asked = self.push
         self._limits = Limits(by_address=address_of is not None, is_own=is_own)
-        self._beginnings = TokenBuckets(burst=10.0, per_s=0.1)  # Sessions of one address: an agent needs one an hour.
+        self._beginnings = TokenBuckets(burst=10.0, per_s=0.1)  # Streams of one address: an agent keeps one for days.
         self._resolved: dict[str, frozenset[str]] = {}
         self._by_address, self._by_node = report_rate(interval_s), report_rate(interval_s)
-        if tls is not None:
-            metrics.show_certificates(lambda: tls.expires)
+        self._streams: dict[str, Stream] = {}  # Node -> its newest stream that was opened.
+        self._lost_said: dict[str, float] = {}  # Reason -> when a lost stream was logged last.
+        self._old: set[str] = set()
+        if isinstance(identity, Context):
+            metrics.show_certificates(lambda: identity.expires)
 
     def server(self) -> Server:
         """What listens on the port."""
@@ -96,150 +138,157 @@ class ReportEndpoint:
             self.admit,
             self._refuse,
             MAX_BYTES,
-            BODY_DEADLINE_S,
-            tls=self._tls,
+            FRAME_DEADLINE_S,
+            tls=self._identity if isinstance(self._identity, Context) else None,
             count=lambda reason: self._metrics.refused_connections.labels(reason).inc(),
             limits=self._limits,
-            only_uid=None if self._own_user is None else self._own_user.uid,
+            only_uid=self._identity.uid if isinstance(self._identity, OwnUser) else None,
+            streams=self,
         )
-        server.ends = None if self._decoder is None else self._decoder.close
+        server.ends = self._identity.decoder.close if isinstance(self._identity, AgentCredentials) else None
         return server
 
+    # -- HTTP --------------------------------------------------------------------------------------------------
+
     def admit(self, head: Head, remote: str) -> Answer | None:
-        """Who may not report, or not so often, need not send its report."""
-        if head.path != "/v1/report":
-            return None if head.size <= MAX_SMALL else self._refuse("too_large", 413, f"{head.path} takes no body")
-        if self._sessions is not None:
-            try:
-                self._sessions.claim(head.authorization, remote)
-            except AuthenticationError as doubt:
-                return self._refuse_identity(doubt, remote)
-        one_node = self._address_of is not None and not self._limits.is_own(remote)
-        if one_node and not self._by_address.acquire(remote, head.size, clock.monotonic()):
-            return self._refuse("too_often", 429, f"too many reports from {remote}")
+        """Before the body: an agent of before need not send its report."""
+        if head.path in OLD_PATHS:
+            if remote not in self._old and len(self._old) < MAX_OLD:
+                self._old.add(remote)
+                log.warning("the agent at %s is of release 0.1, which speaks HTTP: upgrade it", remote)
+            return self._refuse("old_agent", 426, UPGRADE)
+        return None if head.size <= MAX_SMALL else self._refuse("too_large", 413, f"{head.path} takes no body")
+
+    def answer(self, request: Request) -> Answer:
+        """For Prometheus and health checks."""
+        if request.path not in ("/metrics", "/healthz"):
+            return refusal(404, "there are /metrics and /healthz")
+        if request.method != "GET":
+            return refusal(405, f"{request.path} takes GET")
+        if request.path == "/metrics":
+            return Answer(self._metrics.text(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
+        good, sentence = self._healthy()
+        return Answer(
+            msgspec.json.encode({"healthy": good, "detail": sentence, "time": clock.wall()}),
+            status=200 if good else 503,
+        )
+
+    def _refuse(self, outcome: str, status: int, sentence: str) -> Answer:
+        self._metrics.reports.labels(outcome).inc()
+        return refusal(status, sentence)
+
+    # -- streams -----------------------------------------------------------------------------------------------
+
+    def take_frame(self, stream: Stream, kind: bytes, body: bytes) -> Awaitable[None] | None:
+        """See wire.stream_server.StreamDoor: at once, but where munged or the address of a name has to be asked."""
+        if stream.is_open and kind == REPORT:
+            return self._take_report(stream, body)
+        if not stream.node and kind == HELLO and body.startswith(MAGIC):
+            return self._greet(stream, unpack(body.removeprefix(MAGIC), Hello))
+        if stream.challenge and kind == PROOF:
+            return self._prove(stream, body)
+        raise FrameError("garbage", "a frame that nothing asked for")
+
+    def ended(self, stream: Stream, reason: str, why: str) -> None:
+        """A stream is lost, or was refused."""
+        if self._streams.get(stream.node) is stream:
+            del self._streams[stream.node]
+        if reason in ("unauthorized", "replayed", "wrong_node"):
+            self._limits.failed(stream.remote, clock.monotonic())
+        count_end(self._metrics, reason)
+        now = clock.monotonic()
+        if reason != "closed_by_us" and now - self._lost_said.get(reason, float("-inf")) >= LOG_EVERY_S:
+            self._lost_said[reason] = now
+            who = one_line(stream.node, MAX_NAME) or "no node"
+            log.warning(
+                "the connection of %s (%s) has ended: %s", who, stream.remote, why or LOST_STREAMS.get(reason, reason)
+            )
+
+    def push(self, node: str) -> None:
+        """Sends the node at once what it was asked, if there is a stream on which it has been heard."""
+        stream = self._streams.get(node)
+        if self._commands is not None and stream is not None and stream.is_heard and self._is_active():
+            stream.send(ORDERS, encode_reply(Reply(commands=self._commands.pop(node))))
+
+    def _greet(self, stream: Stream, hello: Hello) -> Awaitable[None] | None:
+        if hello.version != VERSION:
+            raise FrameError("garbage", f"this controller ({__version__}) speaks version {VERSION} of the protocol")
+        if not self._is_active():
+            raise FrameError(STANDBY, "another controller may be the active one by now")
+        if self._too_early(stream.remote):
+            raise FrameError("busy", TOO_EARLY)
+        if stream.names is not None and hello.node not in stream.names:
+            shown = ", ".join(sorted(stream.names)[:3]) or "no node"
+            raise FrameError("wrong_node", f"who has proven to be {shown} may not report for {hello.node!r}")
+        stream.node = hello.node
+        if not isinstance(self._identity, AgentCredentials):
+            return self._open(stream, b"")
+        if not self._limits.is_own(stream.remote) and not self._beginnings.acquire(stream.remote, clock.monotonic()):
+            raise FrameError("too_often", f"too many connections from {stream.remote}")
+        stream.challenge = os.urandom(16).hex()
+        stream.send(WELCOME, msgspec.msgpack.encode(Welcome(stream.challenge)))
         return None
 
-    def answer(self, request: Request) -> Answer | Awaitable[Answer]:
-        """One request; at once, but where the address of a name has to be asked for first."""
-        if request.path == "/v1/report" and request.method == "POST":
-            return self._report(request)
-        if request.path == "/v1/session" and request.method == "POST" and self._sessions is not None:
-            if not request.authorization:
-                return Answer(msgspec.json.encode({"epoch": self._sessions.epoch}))
-            return self._begin(self._sessions, request)
-        if request.method == "GET" and request.path == "/metrics":
-            return Answer(self._metrics.text(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
-        if request.method == "GET" and request.path == "/healthz":
-            good, sentence = self._healthy()
-            return Answer(
-                msgspec.json.encode({"healthy": good, "detail": sentence, "time": clock.wall()}),
-                status=200 if good else 503,
-            )
-        if request.path in PATHS:
-            return refusal(405, f"{request.path} takes {PATHS[request.path]}")
-        return refusal(404, "there are /v1/report, /metrics and /healthz")
-
-    # -- sessions by MUNGE -------------------------------------------------------------------------------------
-
-    async def _begin(self, sessions: Sessions, request: Request) -> Answer:
-        """A session for who shows a credential of MUNGE, if he comes from the address of the node that he names."""
-        match = CREDENTIAL.fullmatch(request.authorization)
-        remote = request.remote
-        if not self._limits.is_own(remote) and not self._beginnings.acquire(remote, clock.monotonic()):
-            return self._refuse("too_often", 429, f"too many sessions from {remote}")
-        if match is None:
-            return self._refuse_identity(AuthenticationError("unauthorized", "this is not a MUNGE credential"), remote)
-        if self._too_early(remote):
-            return self._refuse("busy", 503, TOO_EARLY)
+    async def _prove(self, stream: Stream, body: bytes) -> None:
+        """By a credential of MUNGE, if it comes from the address of the node that it names."""
+        assert isinstance(self._identity, AgentCredentials)
+        challenge, stream.challenge = stream.challenge, ""
         try:
-            credential = await self._decode(match[1])
-            beginning = sessions.check_credential(credential)
-        except BadCredential as error:
-            return self._refuse_identity(
-                AuthenticationError("replayed" if error.replayed else "unauthorized", f"MUNGE says: {error}"), remote
-            )
+            key = await self._identity.key_of(body.decode("latin-1"), stream.node, challenge)
+        except AuthenticationError as doubt:
+            raise FrameError(*doubt.args) from None
         except MungeUnavailable as error:
-            return self._refuse("no_munge", 503, f"MUNGE does not answer here ({error}): retry")
-        except AuthenticationError as doubt:
-            return self._refuse_identity(doubt, remote)
-        problem = self._wrong_node(beginning.node, remote)
-        if problem is None:
-            await self._resolve(beginning.node)
-            problem = self._wrong_node(beginning.node, remote) or ""
-        if problem:
-            return self._refuse_identity(AuthenticationError("wrong_node", problem), remote)
-        session = sessions.begin(beginning, remote, credential.made_at)
-        body = b'{"session":true}'
-        return Answer(body, proof=answer_mac(session.key, 200, 0, body))
+            raise FrameError("no_munge", f"MUNGE does not answer here ({error}): retry") from None
+        await self._open(stream, key)
 
-    async def _decode(self, text: str) -> Credential:
-        """Not cancelled with the one who asks: what decodes would have to be started again."""
-        assert self._decoder is not None
-        task = asyncio.ensure_future(self._decoder.decode(text))
-        self._decoding.add(task)
-        task.add_done_callback(self._decoded)
-        return await asyncio.shield(task)
+    async def _open(self, stream: Stream, key: bytes) -> None:
+        await self._check_node(stream)
+        outgoing = Seal(key, TO_AGENT) if key else None
+        stream.send(OPENED, b"" if outgoing is None else outgoing.mac(OPENED))
+        if outgoing is not None:
+            stream.seal(Seal(key, TO_CONTROLLER), outgoing)
+        stream.open(MAX_BYTES + MAC_BYTES + 1)
+        before = self._streams.get(stream.node)
+        self._streams[stream.node] = stream
+        if before is not None:
+            before.end("replaced", "this node has begun another connection")
 
-    def _decoded(self, task: asyncio.Future[Credential]) -> None:
-        self._decoding.discard(task)
-        if not task.cancelled():
-            task.exception()  # looked at, though no one may wait for it any more
-
-    def _refuse_identity(self, doubt: AuthenticationError, remote: str) -> Answer:
-        outcome, sentence = doubt.args
-        self._limits.failed(remote, clock.monotonic())
-        return self._refuse(outcome, 403 if outcome == "wrong_node" else 401, sentence)
-
-    # -- reports -----------------------------------------------------------------------------------------------
-
-    def _report(self, request: Request) -> Answer | Awaitable[Answer]:
-        if self._sessions is None:
-            return self._check_report(request, request.names)
+    def _take_report(self, stream: Stream, body: bytes) -> Awaitable[None] | None:
+        one_node = self._address_of is not None and not self._limits.is_own(stream.remote)
+        if one_node and not self._by_address.acquire(stream.remote, len(body), clock.monotonic()):
+            raise FrameError("too_often", f"too many reports from {stream.remote}")
         try:
-            session, counter = self._sessions.authenticate(
-                request.authorization, request.remote, request.path, request.body
-            )
-        except AuthenticationError as doubt:
-            return self._refuse_identity(doubt, request.remote)
-        answer = self._check_report(request, frozenset({session.node}))
-        if isinstance(answer, Answer):
-            return _proven(answer, session, counter)
-        return _proven_later(answer, session, counter)
-
-    def _check_report(self, request: Request, names: frozenset[str] | None) -> Answer | Awaitable[Answer]:
-        """Takes the report if it is one of a node in `names`; None: of any."""
-        try:
-            report = decode_report(request.body)
+            report = decode_report(body)
         except WireError as error:
-            return self._refuse("garbage", 400, str(error))
-        if names is not None and report.node not in names:
-            shown = ", ".join(sorted(names)[:3]) or "no node"
-            return self._refuse("wrong_node", 403, f"who has proven to be {shown} may not report for {report.node!r}")
-        if self._too_early(request.remote):
-            return self._refuse("busy", 503, TOO_EARLY)
-        problem, size = self._wrong_node(report.node, request.remote), len(request.body)
-        if problem is None:
-            return self._resolve_and_accept(report, size, request.remote)
-        return self._accept_report(report, size, problem)
+            raise FrameError("garbage", str(error)) from error
+        if report.node != stream.node:
+            raise FrameError("wrong_node", f"who has proven to be {stream.node} may not report for {report.node!r}")
+        if self._wrong_node(stream.node, stream.remote) is None:
+            return self._resolve_and_take(stream, report, len(body))
+        self._take(stream, report, len(body))
+        return None
 
-    async def _resolve_and_accept(self, report: Report, size: int, remote: str) -> Answer:
-        await self._resolve(report.node)
-        answer = self._accept_report(report, size, self._wrong_node(report.node, remote) or "")
-        return answer if isinstance(answer, Answer) else await answer
+    async def _resolve_and_take(self, stream: Stream, report: Report, size: int) -> None:
+        await self._resolve(stream.node)
+        self._take(stream, report, size)
 
-    def _accept_report(self, report: Report, size: int, problem: str) -> Answer | Awaitable[Answer]:
-        if problem:
-            return self._refuse("wrong_node", 403, problem)
+    def _take(self, stream: Stream, report: Report, size: int) -> None:
+        if problem := self._wrong_node(stream.node, stream.remote):
+            raise FrameError("wrong_node", problem)
         if not self._is_active():
-            return self._refuse("standby", 503, "another controller may be the active one by now")
+            raise FrameError(STANDBY, "another controller may be the active one by now")
         # Only now: who says he is another node would spend that one's pace, and it would be refused in his stead.
         if not self._by_node.acquire(report.node, size, clock.monotonic()):
-            return self._refuse("too_often", 429, f"too many reports for {report.node!r}")
-        reply = self._accept(report, size)
-        # Behind a report that waited in the spool there are others: an agent sends one after the other's answer.
-        at_once = reply.commands or reply.want_full or report.age_s > WAITED_S
-        coming = None if at_once else self._coming(report.node)
-        return Answer(encode_reply(reply)) if coming is None else _answer_later(reply, coming)
+            raise FrameError("too_often", f"too many reports for {report.node!r}")
+        stream.interval_s, stream.is_heard = report.interval_s, True
+        stream.send(TAKEN, encode_reply(self._accept(report)))
+
+    async def _check_node(self, stream: Stream) -> None:
+        """Raises FrameError unless it comes from the node's address."""
+        if self._wrong_node(stream.node, stream.remote) is None:
+            await self._resolve(stream.node)
+        if problem := self._wrong_node(stream.node, stream.remote):
+            raise FrameError("wrong_node", problem)
 
     def _too_early(self, remote: str) -> bool:
         return self._address_of is not None and not self._limits.is_own(remote) and not self._knows_nodes()
@@ -264,26 +313,10 @@ class ReportEndpoint:
             return
         try:
             asked = asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            found = await wait_for(asked, BODY_DEADLINE_S)
+            found = await wait_for(asked, FRAME_DEADLINE_S)
         except (OSError, TimeoutError):
             return
         self._resolved[name] = frozenset(str(entry[4][0]) for entry in found)
-
-    def _refuse(self, outcome: str, status: int, sentence: str) -> Answer:
-        self._metrics.reports.labels(outcome).inc()
-        return refusal(status, sentence)
-
-
-async def _answer_later(reply: Reply, coming: Awaitable[tuple[Command, ...]]) -> Answer:
-    return Answer(encode_reply(replace_fields(reply, commands=await coming)))
-
-
-def _proven(answer: Answer, session: Session, counter: int) -> Answer:
-    return replace(answer, proof=answer_mac(session.key, answer.status, counter, answer.body))
-
-
-async def _proven_later(answer: Awaitable[Answer], session: Session, counter: int) -> Answer:
-    return _proven(await answer, session, counter)
 
 
 @lru_cache(maxsize=65536)

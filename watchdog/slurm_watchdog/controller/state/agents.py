@@ -7,23 +7,21 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from sys import intern
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.model.node_view import UnreachedNode
-from slurm_watchdog.model.observations import Process
+from slurm_watchdog.model.observations import Gpu, Process
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.supervisor import FRESH_S, JobSupervisor, Sighting, SupervisorStatus
-from slurm_watchdog.wire.codec import MAX_BYTES
-from slurm_watchdog.wire.delta import delta_base, make_whole, with_shared_values
 
 MAX_STRANGERS = 256  # Nodes that report and that Slurm does not list: of `attach`, a test, or a late listing.
-MAX_BASE_ROWS = 8192  # Processes of a report that others may build on: twice what is taken over of one.
-MAX_BASE_BYTES = 3 * MAX_BYTES  # Of a full report and all that build on it: a hostile node's would grow for good.
-
-
+MAX_KEPT_ROWS = 8192  # Processes of a report that are kept: twice what is taken over of one.
 OFFSETS = 6  # Reports of a node by which its clock is compared with ours: in a stall one waits, others come.
 MOST_WAITED_S = 300.0  # One that seems to have waited longer is of a node whose clock was stopped.
 
@@ -34,9 +32,8 @@ class _Agent:
     agent_id: str
     sequence: int
     reported_at: float
-    whole: Report | None = None  # The newest report in full, for those of changes that build on it.
+    processes: tuple[Process, ...] = ()  # Of the newest report; none where they are too many to be kept.
     excused: bool = False  # `reported_at` is when it was given its time again; its newest report is older.
-    bytes: int = 0  # What `whole` was made from, on the wire.
 
 
 class Agents:
@@ -62,33 +59,10 @@ class Agents:
         self._left_out.note("nodes", "nodes that Slurm does not list")
         return False
 
-    def interval_s(self, node: str) -> float:
-        """How often the node reports, as its newest report says; 0 where none is kept."""
-        agent = self._agents.get(node)
-        return 0.0 if agent is None or agent.whole is None else agent.whole.interval_s
-
     def processes(self, node: str) -> tuple[Process, ...]:
         """The processes of the node's newest report; none where it is not kept."""
         agent = self._agents.get(node)
-        return () if agent is None or agent.whole is None else agent.whole.processes
-
-    def complete(self, report: Report, size: int = 0) -> Report | None:
-        """A report of changes as the full one it stands for, any other as it is; None if it builds on one that is not
-        known here, or that has grown too much by them. `size` is that of the report on the wire."""
-        agent = self._agents.get(report.node)
-        if report.changes is None:
-            if agent is not None:
-                agent.bytes = size
-            return with_shared_values(report)
-        if agent is None or agent.agent_id != report.agent_id or agent.whole is None:
-            return None
-        if report.sequence <= agent.sequence:
-            return replace(report, changes=None)  # reported before: what is in it will not be looked at
-        agent.bytes += size
-        if agent.bytes > MAX_BASE_BYTES:
-            agent.whole = None
-            return None
-        return make_whole(agent.whole, report)
+        return () if agent is None else agent.processes
 
     def made_at(self, report: Report, now: float) -> float:
         """When a report that is taken at `now` was made, on the caller's clock. It may have waited longer than its age
@@ -112,17 +86,15 @@ class Agents:
         self._registered += 1
         if before is None:
             self._names = ()
-        # What reports of changes may build on; where it is too much to be kept each has to be whole.
-        whole = delta_base(report) if len(report.processes) <= MAX_BASE_ROWS else None
-        if whole is None:
+        kept = len(report.processes) <= MAX_KEPT_ROWS
+        if not kept:
             self._left_out.note("report_base", report.node, len(report.processes))
         self._agents[report.node] = _Agent(
             boot_id=report.boot_id,
             agent_id=report.agent_id,
             sequence=report.sequence,
             reported_at=max(made_at, before.reported_at) if before is not None else made_at,
-            whole=whole,
-            bytes=before.bytes if before is not None else 0,
+            processes=report.processes if kept else (),
         )
         return True
 
@@ -279,3 +251,41 @@ class ReportInterval:
         """Whole seconds, so that it does not change with every agent that comes."""
         needed_s = agents / self.max_reports_per_s
         return min(float(math.ceil(needed_s)), self.longest_s) if needed_s > 1.0 else 0.0
+
+
+shared_number: Final[Callable[[Any], Any]] = lru_cache(maxsize=8192, typed=True)(lambda number: number)
+"""Given a number, or None, the first one equal to it: of users, sizes, clocks, temperatures."""
+
+
+def with_shared_values(report: Report) -> Report:
+    """The same report."""
+    return replace(
+        report,
+        node=intern(report.node),
+        boot_id=intern(report.boot_id),
+        agent_id=intern(report.agent_id),
+        processes=tuple(map(_process, report.processes)),
+        gpus=tuple(map(_gpu, report.gpus)),
+    )
+
+
+def _process(process: Process) -> Process:
+    return replace(
+        process,
+        job_id=intern(process.job_id),
+        uid=shared_number(process.uid),
+        world_size=shared_number(process.world_size),
+        comm=intern(process.comm),
+        state=intern(process.state),
+        step_id=None if process.step_id is None else intern(process.step_id),
+    )
+
+
+def _gpu(gpu: Gpu) -> Gpu:
+    return replace(
+        gpu,
+        uuid=intern(gpu.uuid),
+        pci_bus_id=None if gpu.pci_bus_id is None else intern(gpu.pci_bus_id),
+        name=intern(gpu.name),
+        memory_total_bytes=shared_number(gpu.memory_total_bytes),
+    )

@@ -37,7 +37,7 @@ ROWS: dict[str, int] = {
 }  # fmt: skip
 """Rows of one report. What agents send at most: 24 log files and 3,000 lines a job, 16 mounts, 48 hung children, 64
 GPUs, 64 directories with checkpoints, 320 events of the node; a node has some dozen jobs at most (its
-delivery.channel takes 512)."""
+delivery.stream takes 512)."""
 INNER = 4096  # Entries of a list within a row, such as the processes of a GPU; NVML lists no more to an agent.
 ORDER = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
 

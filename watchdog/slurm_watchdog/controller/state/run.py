@@ -90,7 +90,6 @@ class Run:
     processes: dict[ProcessKey, tuple[Process, float, float | None]] = field(default_factory=dict)
     """(as last seen, seen at, gone since). Those that live are bounded by the rows of a report, see
     slurm_watchdog.controller.state.reported_processes; of those that have ended ranks and workers are remembered."""
-    lost_at: float = float("-inf")  # When a rank was last seen to die, or to be gone.
     unlisted: dict[str, int] = field(default_factory=dict)  # Node -> processes there that are not listed.
     rates: dict[ProcessKey, ProcessRates] = field(default_factory=dict)
     on_node: dict[str, dict[ProcessKey, None]] = field(default_factory=dict)

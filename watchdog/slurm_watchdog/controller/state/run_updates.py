@@ -54,7 +54,6 @@ def note_process(run: Run, key: ProcessKey, process: Process, made_at: float) ->
     dead_at = None
     if process.state in ("Z", "X"):
         dead_at = made_at if before is None or before[2] is None else before[2]
-        run.lost_at = max(run.lost_at, dead_at) if process.role is Role.RANK else run.lost_at
     run.processes[key] = (process, made_at, dead_at)
     if process.state in ("Z", "X", "T", "t") and (before is None or before[0].state != process.state):
         run.restless = True
@@ -96,7 +95,6 @@ def note_absent(run: Run, node: str, seen: set[ProcessKey], made_at: float) -> N
             process = replace(process, blocked=None)
             run.blocked.discard(key)
         run.processes[key] = (process, seen_at, gone_since)
-        run.lost_at = max(run.lost_at, gone_since) if process.role is Role.RANK else run.lost_at
         gone.setdefault(process.role, []).append((gone_since, key))
     most = max(GONE_AT_LEAST, min(GONE_OF_ROLE, GONE_OF_RUN // max(1, len(run.job.nodes))))
     for some in gone.values():

@@ -65,6 +65,7 @@ def hostile_lines(draw: st.DrawFn) -> str:
 @example('{"loss": 1, "epoch": ' + "1" * 400 + "}")
 @example("{[1]: 2, 'loss': 1, 'step': 3}")
 @example("[7/" + "9" * 30 + "] loss 1")
+@example("hf_trainer\t{'loss': 1, 'learning_rate': 1, 'epoch': " + "1" * 330 + ".1e999, 'step': 1e999}")
 def test_a_line_with_any_number_raises_nothing_and_fits_into_a_report(line: str) -> None:
     clocks: dict[tuple[str, str], CounterClock] = {}
     facts = [

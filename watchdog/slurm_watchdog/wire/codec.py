@@ -131,8 +131,20 @@ _replies = msgspec.msgpack.Decoder(Reply)
 
 
 def encode_report(report: Report) -> bytes:
-    """The bytes of a report. Raises WireError if they exceed MAX_BYTES."""
-    return _bounded(_encoder.encode(report), "report")
+    """The bytes of a report, of whose numbers those that are infinite or none are not known: a line of a log may have
+    them, and the door refuses them. Raises WireError if they exceed MAX_BYTES."""
+    data = _encoder.encode(report)
+    if any(odd.search(data) for odd in _ODD):
+        data = _encoder.encode(_finite(msgspec.to_builtins(report)))
+    return _bounded(data, "report")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    return list(map(_finite, value)) if isinstance(value, list | tuple) else value
 
 
 def encode_reply(reply: Reply) -> bytes:

@@ -33,15 +33,17 @@ def judged(
     more = {"snapshots": still(RECV, RECV, LOADER, RECV)} if shows is None else shows
     job = views.job(job=slurm_job(**of_job), progress=progress(age_s, **(seen or {})), **more)
     state: Any = SimpleNamespace(
-        next_view=lambda now, asked: (views.cluster(job), frozenset({"7"})),
+        nodes=SimpleNamespace(view=lambda name: None),
         gpus=SimpleNamespace(with_gpus=lambda finding: finding),
     )
     judge = Judge(
         parse_config(config), state, (), lambda: "id", pytest.fail,
         patience_of=lambda job: directives_of(job.comment).stall_after_s or 0.0,
     )  # fmt: skip
-    (found,) = [each for each in judge.detect(10_000.0) if each.kind == kind]
-    return found.truth, judge.limits_s["7"]
+    judge.view = views.cluster(job)
+    findings, limit_s = judge.findings_of(job, judge.view, 10_000.0)
+    (found,) = [each for each in findings if each.kind == kind]
+    return found.truth, limit_s
 
 
 @pytest.mark.parametrize(

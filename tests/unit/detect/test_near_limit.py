@@ -84,10 +84,6 @@ def test_nothing_is_said_of_what_is_not_near_or_not_known(seen: ClusterView, tru
     assert finding.truth is truth
 
 
-def test_well_and_not_asked_nothing_is_said() -> None:
-    assert detect(replace(view(), asked=frozenset({"job:8"}))) == []
-
-
 def test_count_of_refusals_that_rises_is_dated_and_a_group_that_is_gone_is_remembered() -> None:
     state = ClusterState(silent_after_s=60.0, report_lifetime_s=60.0)
 

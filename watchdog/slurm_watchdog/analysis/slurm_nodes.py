@@ -31,15 +31,18 @@ def is_quiet(node: NodeView) -> bool:
         return False
     if any(seen.probe.error is not None or not seen.probe.responding for seen in node.mounts):
         return False
-    if any(is_near(seen) for seen in node.usages) or any(each.full_ratio >= WAITS_FROM for each in node.pressures):
+    if is_tight(node) or any(map(has_complaint, node.links)):
         return False
-    if any(map(has_complaint, node.links)):
-        return False
-    return all(_is_quiet_gpu(view) for view in node.gpus)
+    return all(is_quiet_gpu(view) for view in node.gpus)
 
 
 NEAR_FROM = 0.8  # Share of a limit below which no one asks how near it is.
 WAITS_FROM = 0.1  # Share of a minute in which all that a node, or a job on it, had to do waited.
+
+
+def is_tight(node: NodeView) -> bool:
+    """Whether a job on it may be near a limit."""
+    return any(map(is_near, node.usages)) or any(each.full_ratio >= WAITS_FROM for each in node.pressures)
 
 
 def is_near(seen: SeenUsage) -> bool:
@@ -47,7 +50,8 @@ def is_near(seen: SeenUsage) -> bool:
     return seen.usage.ratio >= NEAR_FROM or seen.refused_at is not None
 
 
-def _is_quiet_gpu(view: GpuView) -> bool:
+def is_quiet_gpu(view: GpuView) -> bool:
+    """Whether none of its own values complains of anything."""
     gpu = view.gpu
     return not (
         gpu.error

@@ -105,7 +105,8 @@ class Controller:
         self.last_tick: float | None = None  # When a tick was last completed.
         self._last_began: float | None = None
         self._busy = BusyShare()
-        self._newest: Health | None = None  # Of the newest tick: all nodes may ask for it in one moment.
+        self._newest: Health | None = None  # Of the newest tick, once asked for: all nodes may ask in one moment.
+        metrics.refresh = self._show
         self.slurm_error: str | None = None
         self._unreadable = UnreadableRows(metrics)
         self.writer = JournalWriter(journal, self.state.left_out)
@@ -290,9 +291,7 @@ class Controller:
         with self.metrics.tick_duration.time():
             self.writer.catch_up()
             self._record_itself(now)
-            cpu_s = clock.thread_cpu()
             findings = self.judge.detect(now)
-            self.state.scan_budget.note(clock.thread_cpu() - cpu_s)
             self.evidence.serve(findings, now)
             self.reach.serve(self.judge.view)
             changes = self.judge.conclude(findings, now, clock.wall(), self.actions.acting())
@@ -302,18 +301,26 @@ class Controller:
             yield from self.decider.pieces(clock.monotonic())
             self.collector.store.prune(now)
             self.silences.expire()
-            self.metrics.show(
-                self.judge.view, self.judge.limits_s, self.judge.incidents, self.actions.operations(),
-                lambda incident: self.silences.silence_of(incident) is not None,
-            )  # fmt: skip
-            self._newest = self.health(tick_age_s=0.0)  # this tick is about to be complete
-            self.metrics.show_health(self._newest, self.judge.incidents)
-            self.metrics.report_interval.set(self.state.report_interval_s)
-            self.metrics.show_deliveries(self.notifier.deliveries())
-            self.metrics.show_left_out(self.state.left_out.totals)
-            self.metrics.show_crowds(self.left_out(now))
-        self.last_tick = now
+            self.metrics.note_standstill(self.judge.view, self.judge.incidents)
+        self.last_tick, self._newest = now, None
         self.metrics.last_tick.set(clock.wall())
+
+    def _show(self) -> None:
+        """Sets the figures of /metrics."""
+        self.metrics.show(
+            self.judge.view, self.judge.limits_s, self.judge.incidents, self.actions.operations(),
+            lambda incident: self.silences.silence_of(incident) is not None,
+        )  # fmt: skip
+        self.metrics.show_health(self._newest_health(), self.judge.incidents)
+        self.metrics.report_interval.set(self.state.report_interval_s)
+        self.metrics.show_deliveries(self.notifier.deliveries())
+        self.metrics.show_left_out(self.state.left_out.totals)
+        self.metrics.show_crowds(self.left_out(clock.monotonic()))
+
+    def _newest_health(self) -> Health:
+        if self._newest is None:
+            self._newest = self.health(tick_age_s=None if self.last_tick is None else 0.0)
+        return self._newest
 
     def _record_itself(self, now: float) -> None:
         """What decisions depend on and neither a report nor a listing says, as this tick begins."""
@@ -392,7 +399,10 @@ class Controller:
         """Whether a whole tick was completed lately by a controller that can see; with the headline that
         everybody is shown."""
         good, why = self._sees()
-        return good, why if not good or self._newest is None else f"{self._newest.level}: {self._newest.headline}"
+        if not good:
+            return good, why
+        newest = self._newest_health()
+        return good, f"{newest.level}: {newest.headline}"
 
     def _sees(self) -> tuple[bool, str]:
         now = clock.monotonic()

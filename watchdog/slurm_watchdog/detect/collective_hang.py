@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.hang_proof import early_stacks, nothing_at_work, proof_of_hang, who_never_joins
 from slurm_watchdog.analysis.job_state import has_ended, is_unseen, moves_data
 from slurm_watchdog.analysis.lateness import late_after_s
-from slurm_watchdog.analysis.memory_kills import Kills, memory_kills
+from slurm_watchdog.analysis.memory_kills import memory_kills
 from slurm_watchdog.analysis.progress_limit import (
     LoopClock,
     acted_on_after_s,
@@ -43,7 +43,7 @@ from slurm_watchdog.analysis.progress_limit import (
 )
 from slurm_watchdog.analysis.rank_activity import is_quiet, loop_state
 from slurm_watchdog.base.text import duration
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, each_job
 from slurm_watchdog.diagnose.hang_findings import (
     error_window_s,
     facts_of,
@@ -78,19 +78,15 @@ class CollectiveHang(PhaseLimits):
     each that it does nothing else, and no link of their nodes is down."""
 
 
-def detect(view: ClusterView, settings: CollectiveHang) -> list[Finding]:
-    """One finding for each running job."""
-    found = [(job, hang_finding(job, view.now, settings)) for job in view.jobs]
-    kills = memory_kills(view) if any(each.truth is Truth.BAD for _, each in found) else {}
-    return [_completed(view, job, each, kills, settings) for job, each in found]
-
-
-def _completed(view: ClusterView, job: JobView, found: Finding, kills: Kills, settings: CollectiveHang) -> Finding:
-    """The finding with what else is known of its cause. At a debugger's prompt someone has a terminal, and a restart
-    would come to the same breakpoint again: it is only reported, as a rank that a debugger holds is."""
+@each_job
+def detect(view: ClusterView, job: JobView, settings: CollectiveHang) -> Finding:
+    """One finding for each running job, with what else is known of its cause. At a debugger's prompt someone has a
+    terminal, and a restart would come to the same breakpoint again: it is only reported, as a rank that a debugger
+    holds is."""
+    found = hang_finding(job, view.now, settings)
     if found.truth is Truth.BAD:
         window_s = error_window_s(job, loop_clock(job, view.now, settings), settings)
-        found = with_kill(job, found, kills, view.now) or with_logged_cause(job, found, view.now, window_s)
+        found = with_kill(job, found, memory_kills(view), view.now) or with_logged_cause(job, found, view.now, window_s)
     found = with_other_sources(job, found, view.nodes, with_a_step(job, settings.busy_limit))
     if not found.actionable or not any(each.reason.startswith(Place.DEBUGGER) for each in found.culprits):
         return found

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.slurm_nodes import nodes_in_service
+from slurm_watchdog.analysis.slurm_nodes import is_quiet_gpu, nodes_in_service
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.knowledge.kernel_causes import ENDS, things_of
 from slurm_watchdog.knowledge.limits import span
@@ -59,7 +59,7 @@ def detect(view: ClusterView, settings: GpuFault) -> list[Finding]:
         findings += [
             _judge_gpu(view, jobs, node, gpu, events.get(gpu.gpu.uuid, ()), settings.recent)
             for gpu in node.gpus
-            if gpu.gpu.uuid
+            if gpu.gpu.uuid and (gpu.gpu.uuid in events or not is_quiet_gpu(gpu) or _is_asked(view, gpu))
         ]
         findings += [
             _judge_stranger(view, jobs, node, place, seen, settings.recent)
@@ -67,6 +67,10 @@ def detect(view: ClusterView, settings: GpuFault) -> list[Finding]:
             if place not in named
         ]
     return findings
+
+
+def _is_asked(view: ClusterView, gpu: GpuView) -> bool:
+    return view.asked is None or f"gpu:{gpu.node}/{gpu.gpu.uuid}" in view.asked
 
 
 def _by_gpu(node: NodeView) -> dict[str, tuple[SeenEvent, ...]]:

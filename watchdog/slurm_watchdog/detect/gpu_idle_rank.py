@@ -33,14 +33,16 @@ IDLE_WHILE_STEPS_S = 900.0  # While the job makes steps.
 def idle_ranks(job: JobView, now: float, idle_for_s: float) -> list[RankGpu]:
     """The few GPUs of a job that have been idle so long while those of most other ranks were busy throughout;
     empty if unclear."""
-    ranks = {each.rank for each in job.gpus}
     idle = [g for g in job.gpus if g.view.idle_since is not None and now - g.view.idle_since >= idle_for_s]
+    if not idle:
+        return []
+    ranks = {each.rank for each in job.gpus}
     idle_ones = {each.rank for each in idle}
     busy = {g.rank for g in job.gpus if g.view.busy_since is not None and now - g.view.busy_since >= idle_for_s}
     unsure = (g for g in job.gpus if g.view.idle_since is None and g.view.busy_since is None)
     perhaps: set[int | None] = {g.rank for g in unsure if (g.view.gpu.utilization_ratio or 0.0) < BUSY_RATIO}
     perhaps |= {rank.process.rank for rank in job.ranks if rank.process.rank not in ranks}
-    if len(ranks) < 3 or not idle or len(idle_ones | perhaps) > max(1, MAX_ODD_SHARE * len(ranks)):
+    if len(ranks) < 3 or len(idle_ones | perhaps) > max(1, MAX_ODD_SHARE * len(ranks)):
         return []
     if len(busy - idle_ones) < len(ranks) - max(1, 2 * MAX_ODD_SHARE * len(ranks)) or len(busy) < 2:
         return []

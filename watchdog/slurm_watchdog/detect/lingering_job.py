@@ -27,13 +27,13 @@ from slurm_watchdog.analysis.job_state import (
     not_ended,
 )
 from slurm_watchdog.analysis.lateness import is_late
-from slurm_watchdog.analysis.memory_kills import Kills, how_killed, memory_kills
+from slurm_watchdog.analysis.memory_kills import how_killed, memory_kills
 from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.analysis.rank_activity import LoopState, is_quiet, loop_state
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.dead_rank import last_sentences
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, each_job
 from slurm_watchdog.diagnose.culprit_words import describe, describe_all
 from slurm_watchdog.diagnose.logs.root_cause import facts_of_ends, failed_first, how_they_ended
 from slurm_watchdog.diagnose.stacks.sentences import group_words
@@ -72,14 +72,10 @@ class LingeringJob:
     grace: float = span(30.0, "Time Slurm and the launcher get to end the job (`--kill-on-bad-exit`).")
 
 
-def detect(view: ClusterView, settings: LingeringJob, limits: PhaseLimits) -> list[Finding]:
+@each_job
+def detect(view: ClusterView, job: JobView, settings: LingeringJob, limits: PhaseLimits) -> Finding:
     """One finding for each running job; `limits` are those of `collective_hang`."""
-    kills = memory_kills(view)
-    return [_job_finding(job, view.now, settings, limits, kills) for job in view.jobs]
-
-
-def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: PhaseLimits, kills: Kills) -> Finding:
-    job_id = job.job.job_id
+    job_id, now = job.job.job_id, view.now
     finding, dead = SPEC.about_job(job_id), sorted(job.gone_ranks, key=dead_for_s, reverse=True)
     if is_unseen(job) or job.touched_age_s is not None or (not dead and not job.every_rank_known):
         return finding
@@ -90,7 +86,7 @@ def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: Phase
         dead.remove(known)
         dead.insert(0, known)
     first = dead[0]
-    killed = how_killed(kills, job, first, now)
+    killed = how_killed(memory_kills(view), job, first, now)
     if not job.living_ranks:
         return _nobody_left(job, finding, dead, now, killed)
     if made_last_step(job):

@@ -88,9 +88,9 @@ def _running_finding(job: JobView, view: ClusterView, limits: PhaseLimits) -> Fi
         return finding
     if again := _restarting(job):
         return _again_finding(view, finding, running(job, now), again, 0.0)
-    run = running(job, now)
-    cause = find_cause(run) if job.errors else None
-    if cause is None:
+    run = running(job, now) if job.errors else None
+    cause = None if run is None else find_cause(run)
+    if run is None or cause is None:
         if job.supervisor is not None and job.supervisor.failed:
             return finding.ok(f"job {job_id} makes steps again")
         fine = finding.ok(f"job {job_id} has logged no error since its last step")

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slurm_watchdog.analysis.slurm_nodes import is_near, nodes_to_judge
+from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
 from slurm_watchdog.base.text import size
-from slurm_watchdog.detect.spec import DetectorSpec
+from slurm_watchdog.detect.spec import DetectorSpec, each_job
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
@@ -32,16 +32,10 @@ BYTES = (Resource.MEMORY, Resource.SHARED_MEMORY)
 MAX_SAID = 8
 
 
-def detect(view: ClusterView) -> list[Finding]:
-    """One finding for each job that is near a limit, or of which an incident is open."""
-    nodes = {node.name: node for node in nodes_to_judge(view) if any(map(is_near, node.usages)) or node.pressures}
-    if not nodes and view.asked is not None and not any(each.startswith("job:") for each in view.asked):
-        return []
-    return [found for job in view.jobs if (found := _finding(view, job, nodes)) is not None]
-
-
-def _finding(view: ClusterView, job: JobView, nodes: dict[str, NodeView]) -> Finding | None:
-    finding = SPEC.about_job(job.job.job_id)
+@each_job
+def detect(view: ClusterView, job: JobView) -> Finding:
+    """One finding for each running job."""
+    finding, nodes = SPEC.about_job(job.job.job_id), {node.name: node for node in nodes_to_judge(view)}
     said = [
         each
         for name in job.job.nodes
@@ -56,8 +50,6 @@ def _finding(view: ClusterView, job: JobView, nodes: dict[str, NodeView]) -> Fin
             severity=Severity.WARNING if said[0][0] >= 1.0 else Severity.INFO,
             facts=tuple(text for _, text in said[:MAX_SAID]),
         )
-    if view.asked is not None and finding.subject not in view.asked:
-        return None
     known = {node.name for node in view.nodes if node.usages}
     if job.silent_nodes or not known.issuperset(job.job.nodes):
         return finding

@@ -346,7 +346,7 @@ class TracePlayer:
     def _findings_at(self, now: float) -> list[Finding]:
         for name, node in self._nodes.items():
             if not node.speaks:
-                self.state.agents.excuse(name, now)
+                self.state.excuse(name, now)
         return self.judge.detect(now)
 
     def _judge_at(self, now: float) -> None:

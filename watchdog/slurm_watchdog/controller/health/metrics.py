@@ -184,6 +184,7 @@ class ControllerMetrics:
             for state in (IncidentState.PENDING, IncidentState.FIRING, SILENCED)
         }
         self._show_zeros()
+        self.refresh: Callable[[], None] = lambda: None  # Sets what is shown of the newest tick, when it is asked for.
 
     def show_role(self, *, active: bool, epoch: Callable[[], float], age_s: Callable[[], float]) -> None:
         """Where there may be two controllers; read when asked for."""
@@ -243,6 +244,10 @@ class ControllerMetrics:
         for name in expires():
             self.certificate_expiry.labels(name).set_function(partial(lambda each: expires()[each], name))
 
+    def note_standstill(self, view: ClusterView, open_incidents: Iterable[Incident]) -> None:
+        """Adds up the GPU time that is lost, in each tick."""
+        self.lost_gpu_time.labels("standstill").inc(self.gpu_time.add(view, open_incidents))
+
     def show(
         self,
         view: ClusterView,
@@ -262,7 +267,6 @@ class ControllerMetrics:
             for job_id, operation in islice(operations.items(), MAX_OPERATIONS)
         }
         values |= islice(self._errors(jobs), MAX_LOG_ERRORS)
-        self.lost_gpu_time.labels("standstill").inc(self.gpu_time.add(view, open_incidents))
         _show_only(self._of_jobs, values)
         self._without_series.set(len(view.jobs) - len(jobs))
         tally = Tally(
@@ -320,6 +324,7 @@ class ControllerMetrics:
             yield from (((self._log_errors, (job.job.job_id, name)), number) for name, number in found.items())
 
     def text(self) -> bytes:
+        self.refresh()
         return generate_latest(self.registry) + generate_latest(self._counters)
 
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.ticking import Clock, Ticking, plain, ticking
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.incidents.correlate import (
     CorrelateContext,
@@ -23,9 +24,12 @@ from slurm_watchdog.controller.incidents.correlate import (
 )
 from slurm_watchdog.controller.incidents.hang_memory import HangMemory
 from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.controller.state.run import Run
+from slurm_watchdog.controller.state.run_view import later
 from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.gpu_clock_low import steady_clocks_hz
 from slurm_watchdog.detect.registry import SPECS, Settings, findings_of, spec_of
-from slurm_watchdog.detect.spec import Subject
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.detect.stalled_progress import StalledProgress
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, NoData
 from slurm_watchdog.model.incidents import Finding, HangPlace, Incident, IncidentKind, IncidentState, Truth
@@ -112,23 +116,13 @@ class SettingsOfJobs:
         limits = {"detectors", "stall_after_floor"}
         self._some = tuple(each for each in config.exceptions if limits & each.given().keys())
         self._stall_after_of = stall_after_of
-        floors = [config.policy.stall_after_floor, *(each.given().get("stall_after_floor", 0.0) for each in self._some)]
-        self._may_be_sooner = any(floor_s > 0 for floor_s in floors)
 
-    def groups(self, view: ClusterView) -> list[tuple[ClusterView, Settings]]:
-        """The jobs of a view by the settings that hold for them."""
-        if not self._some and not self._may_be_sooner:
-            return [(view, self._of(())[0])]
-        groups: dict[tuple[tuple[int, ...], float], list[JobView]] = {}
-        for job in view.jobs:
-            own = tuple(n for n, each in enumerate(self._some) if each.match.matches(job.job))
-            floor_s = self._of(own)[1]
-            wanted_s = self._stall_after_of(job.job) if floor_s > 0 else 0.0
-            groups.setdefault((own, max(wanted_s, floor_s) if wanted_s > 0 else 0.0), []).append(job)
-        return [
-            (replace(view, jobs=tuple(jobs)), sooner(self._of(own)[0], within_s))
-            for (own, within_s), jobs in groups.items()
-        ]
+    def of(self, job: SlurmJob) -> Settings:
+        """Those that hold for a job."""
+        own = tuple(n for n, each in enumerate(self._some) if each.match.matches(job))
+        settings, floor_s = self._of(own)
+        wanted_s = self._stall_after_of(job) if floor_s > 0 else 0.0
+        return sooner(settings, max(wanted_s, floor_s) if wanted_s > 0 else 0.0)
 
     def _of(self, own: tuple[int, ...]) -> tuple[Settings, float]:
         """What holds for jobs that these exceptions match, and down to what their owners may shorten it."""
@@ -162,6 +156,7 @@ def _cut(own: Any, within_s: float, *names: str) -> Any:
 log = logging.getLogger(__name__)
 
 
+DUE_EARLY_S = 1e-6  # Sums of floats are not exact: rather judged once more than late.
 RESOLVE_AFTER_REPORTS = 2  # A condition has to be gone for so many reports before its incident closes.
 BY_LIMIT = frozenset({IncidentKind.COLLECTIVE_HANG, IncidentKind.STALLED_PROGRESS})
 """Kinds that say that a job stands, by the time that it has made no step."""
@@ -182,6 +177,23 @@ def proves_stuck(incidents: Iterable[Incident], job_id: str) -> Incident | None:
         ),
         None,
     )
+
+
+def _makes_steps(findings: Iterable[Finding]) -> bool:
+    """Whether a job is known to make steps, and nothing is wrong or asked for: then no one looks how busy it is."""
+    loop = next((each for each in findings if each.kind == IncidentKind.COLLECTIVE_HANG), None)
+    calm = all(each.truth is not Truth.BAD and not each.wanted for each in findings)
+    return calm and loop is not None and loop.truth is Truth.OK
+
+
+class JudgedRun(Struct):
+    """One run of a job as it was judged last."""
+
+    at: float
+    view: JobView  # Its ages go on: see `later`.
+    findings: tuple[Finding, ...]
+    limit_s: float
+    due_at: float  # When it has to be judged again, if nothing comes.
 
 
 class IncidentChange(Struct):
@@ -238,7 +250,8 @@ class Judge:
         self._watched = [spec for spec in SPECS if config.detectors.is_enabled(spec.kind)]
         self._holds_s = {spec.kind: spec.hold_s for spec in SPECS}
         self._settled: list[Incident] = []  # Those that ended lately: what they explained is no news.
-        self._said: dict[str, dict[str, list[Finding]]] = {}  # What was said of each job when it was looked at last.
+        self._judged: dict[str, JudgedRun] = {}  # Job id -> what was said of its run when it was judged last.
+        self._world: tuple[object, ...] = ()  # What all jobs had in common then.
         self.view = ClusterView(now=0.0)  # What the newest judgement was about.
         self.limits_s: dict[str, float] = {}  # Job id -> the longest time without a step that is normal for it now.
 
@@ -267,66 +280,97 @@ class Judge:
 
     def hang_limits(self, job: JobView) -> CollectiveHang:
         """The limits that hold for this job."""
-        ((_, own),) = self._of_jobs.groups(replace(self.view, jobs=(job,)))
-        limits: CollectiveHang = own[CollectiveHang]
+        limits: CollectiveHang = self._of_jobs.of(job.job)[CollectiveHang]
         return limits
 
     def detect(self, now: float) -> list[Finding]:
-        """The findings of every detector on the present state. One that fails is reported, the others continue."""
+        """The findings of every detector on the present state. A job is judged again once something has come of it, or
+        once a comparison with a time would come out differently. One that fails is reported, the others continue."""
         asked = frozenset(incident.subject for incident in self.incidents)
-        self.view, looked_at = self.state.next_view(now, asked)
-        self.view = replace(self.view, suspects=self.suspects(), searches=self.searches())
-        newest = replace(self.view, jobs=tuple(job for job in self.view.jobs if job.job.job_id in looked_at))
-        groups = self._of_jobs.groups(newest)
-        there = {job.job.job_id for job in self.view.jobs}
-        self.limits_s = {job_id: limit for job_id, limit in self.limits_s.items() if job_id in there}
-        self.limits_s |= {
-            job.job.job_id: max(progress_limit(job, own[CollectiveHang]).seconds, self._patience_of(job.job))
-            for group, own in groups
-            for job in group.jobs
+        around = self.state.surroundings(now)
+        around = replace(around, asked=asked, suspects=self.suspects(), searches=self.searches())
+        self.view, active = around, self.state.runs.active()
+        world = (self._slurm_is_fresh(), around.searches, around.reservations, self.state.report_interval_s)
+        if world != self._world:
+            self.state.runs.judge_all()
+        self._world, known = world, self._judged
+        self._judged = {
+            job_id: judged
+            if (judged := known.get(job_id)) is not None and not run.is_due and judged.at <= now < judged.due_at
+            else self._judge_run(run, around)
+            for job_id, run in active
         }
+        jobs = tuple(later(each.view, now - each.at) for each in self._judged.values())
+        self.view = replace(around, jobs=jobs)
+        self.limits_s = {job_id: each.limit_s for job_id, each in self._judged.items()}
+        of_jobs: dict[str, list[Finding]] = {spec.kind: [] for spec in self._watched}
+        for judged in self._judged.values():
+            for finding in judged.findings:
+                of_jobs[finding.kind].append(finding)
         findings: list[Finding] = []
-        fresh = self._slurm_is_fresh()
         for spec in self._watched:
-            if spec.needs_slurm and not fresh:
-                continue
-            try:
-                if spec.subject is Subject.JOB:
-                    found = [each for group, own in groups for each in findings_of(spec, group, own)]
-                    if spec.kind in BY_LIMIT:
-                        found = self._patient(found, newest)
-                    found = self._join(spec.kind, found, looked_at, there)
-                else:
-                    found = findings_of(spec, self.view, self._settings)
-                findings.extend(self.state.gpus.with_gpus(finding) for finding in found)
-            except NoData as error:
-                log.debug("%s cannot judge: %s", spec.kind, error)
-            except Exception:  # the boundary: one detector never stops the others
-                log.exception("detector %s failed", spec.kind)
-                self._on_failure(spec.kind)
+            if spec.subject is Subject.JOB:
+                findings += of_jobs[spec.kind]
+            else:
+                findings += self._ask(spec, self.view, self._settings)
         return findings
 
-    def _patient(self, found: Sequence[Finding], view: ClusterView) -> list[Finding]:
-        """The findings; of a job whose owner wants more patience, and that made a step since, that it is not known."""
-        jobs, kept = {job.job.job_id: job for job in view.jobs}, []
-        for each in found:
-            job = jobs[each.job_ids[0]]
-            wanted_s = self._patience_of(job.job) if each.truth is Truth.BAD else 0.0
-            age_s = job.run_age_s if job.progress is None else job.progress.age_s
-            kept.append(each.unknown() if age_s < wanted_s else each)
-        return kept
+    def _judge_run(self, run: Run, around: ClusterView) -> JudgedRun:
+        run.is_due, clock = False, Clock()
+        now = ticking(around.now, clock)
+        job = self.state.view_of(run, now)
+        findings, limit_s = self.findings_of(job, around, now)
+        open_ended = [each for each in findings if each.truth is not Truth.OK and type(each.duration_s) is Ticking]
+        # How long something is gone is shown, and judged with other jobs, as of this moment.
+        lasts = not open_ended and type(limit_s) is float and all(each.gone_s is None for each in job.processes)
+        run.steady_hz = steady_clocks_hz(job) if lasts and _makes_steps(findings) else None
+        return JudgedRun(
+            at=around.now,
+            view=job,
+            findings=tuple(
+                replace(each, duration_s=plain(each.duration_s)) if type(each.duration_s) is Ticking else each
+                for each in findings
+            ),
+            limit_s=plain(limit_s),
+            due_at=around.now + clock.holds_s - DUE_EARLY_S if lasts else around.now,
+        )
 
-    def _join(self, kind: str, found: Sequence[Finding], looked_at: frozenset[str], there: set[str]) -> list[Finding]:
-        """What was just found, and of the jobs whose turn it is not, what was said when it was."""
-        kept = {
-            job_id: known
-            for job_id, known in self._said.get(kind, {}).items()
-            if job_id in there and job_id not in looked_at
-        }
-        for finding in found:
-            kept.setdefault(finding.job_ids[0], []).append(finding)
-        self._said[kind] = kept
-        return [finding for known in kept.values() for finding in known]
+    def findings_of(self, job: JobView, around: ClusterView, now: float) -> tuple[list[Finding], float]:
+        """What is to be said of one job at `now`, which is the moment of `job`, and the longest time without a step
+        that is normal for it."""
+        settings, names = self._of_jobs.of(job.job), sorted(job.job.nodes)
+        view = ClusterView(
+            now=now,
+            date=None if around.date is None else now + (around.date - around.now),
+            jobs=(job,),
+            nodes=tuple(node for name in names if (node := self.state.nodes.view(name)) is not None),
+            searches=around.searches,
+            reservations=around.reservations,
+            asked=frozenset(),
+        )
+        patience_s = self._patience_of(job.job)
+        limit_s = max(progress_limit(job, settings[CollectiveHang]).seconds, patience_s)
+        age_s = job.run_age_s if job.progress is None else job.progress.age_s
+        findings = []
+        for spec in self._watched:
+            if spec.subject is Subject.JOB:
+                for found in self._ask(spec, view, settings):
+                    is_early = spec.kind in BY_LIMIT and found.truth is Truth.BAD and age_s < patience_s
+                    findings.append(found.unknown() if is_early else found)
+        return findings, limit_s
+
+    def _ask(self, spec: DetectorSpec, view: ClusterView, settings: Settings) -> list[Finding]:
+        """What one detector says of a view; nothing if it fails."""
+        if spec.needs_slurm and not self._slurm_is_fresh():
+            return []
+        try:
+            return [self.state.gpus.with_gpus(each) for each in findings_of(spec, view, settings)]
+        except NoData as error:
+            log.debug("%s cannot judge: %s", spec.kind, error)
+        except Exception:  # the boundary: one detector never stops the others
+            log.exception("detector %s failed", spec.kind)
+            self._on_failure(spec.kind)
+        return []
 
     def conclude(
         self, findings: Sequence[Finding], now: float, wall: float, acting: frozenset[str] = frozenset()
@@ -347,6 +391,10 @@ class Judge:
             owners={job.job_id: job.uid for job in self.state.jobs.values()},
         )  # fmt: skip
         before = {incident.id: incident for incident in self.incidents}
+        # Of thousands that say that something is well, or not known, few are about an open incident.
+        bad = {(each.kind, each.subject) for each in findings if each.truth is Truth.BAD}
+        bad |= {(each.kind, each.subject) for each in self.incidents}
+        findings = [each for each in findings if each.wanted or (each.kind, each.subject) in bad]
         findings = [masked(each) if each.truth is not Truth.OK else each for each in findings]
         findings = self._with_past(with_hardware_cause(findings))
         findings = within_room(findings, self.incidents, self.state.left_out)

@@ -6,12 +6,11 @@ of one job, (job id, restart count): a restart drops all of it, so that nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.controller.state.agents import Agents, ReportInterval, Supervisors, UnreachedNodes
 from slurm_watchdog.controller.state.filesystems import Filesystems
 from slurm_watchdog.controller.state.gpu_owners import GpuPids
@@ -40,55 +39,7 @@ from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmPe
 from slurm_watchdog.model.slurm_states import may_hold_nodes
 from slurm_watchdog.model.supervisor import in_use, left_behind
 
-PROCESSES_A_TICK = 15_000  # 75 jobs of 200 ranks: 0.25 to 0.4 s of a core with 10,000 nodes, measured.
-AT_LEAST = 4_000
-TICK_CPU_S = 0.25  # Of a core, of each tick: the rest is for reports.
-
-
-class ProcessBudget:
-    """How many processes a tick walks over: as many as it can in TICK_CPU_S."""
-
-    def __init__(self) -> None:
-        self.most = PROCESSES_A_TICK
-        self.walked = 0  # Over so many the last tick did.
-
-    def note(self, cpu_s: float) -> None:
-        """Takes what the last tick took of the processor."""
-        if self.walked >= AT_LEAST and cpu_s > 0.0:
-            fitting = min(PROCESSES_A_TICK, int(self.walked * TICK_CPU_S / cpu_s))
-            self.most = max(AT_LEAST, (self.most + fitting) // 2)  # one tick more or less says little
-
-
-class ScheduledJob(Struct):
-    """One job that waits to be looked at."""
-
-    job_id: str
-    size: int  # Processes to walk over.
-    restless: bool  # Something has happened, or is wrong, since the last look.
-    looked_at: float  # -inf: never.
-
-
-def choose(waiting: Iterable[ScheduledJob], most: int) -> frozenset[str]:
-    """The jobs to look at now; at least one of each half, whatever its size."""
-    jobs = sorted(waiting, key=lambda job: (job.looked_at, job.job_id))
-    if sum(job.size for job in jobs) <= most:
-        return frozenset(job.job_id for job in jobs)
-    chosen: set[str] = set()
-    left = _add_until((job for job in jobs if job.restless), most // 2, chosen)
-    _add_until((job for job in jobs if job.job_id not in chosen), most - most // 2 + left, chosen)
-    return frozenset(chosen)
-
-
-def _add_until(jobs: Iterable[ScheduledJob], most: int, chosen: set[str]) -> int:
-    """Adds to `chosen` until `most` processes are reached. Returns what is left of them."""
-    for number, job in enumerate(jobs):
-        if number and job.size > most:
-            break
-        chosen.add(job.job_id)
-        most -= job.size
-    return max(0, most)
-
-
+SAME_CLOCK_S = 0.5  # What is due by date is judged again where the clock was set by more.
 READ_ON_S = 60.0  # A job's logs are followed this long after its end: the last lines tell why.
 UNREAD_S = 30.0  # A node that has returned and reads no log counts as silent for so long.
 KEPT_NODE_S = 86_400.0  # A node that Slurm does not list (any more) is forgotten so long after its last report.
@@ -137,7 +88,6 @@ class ClusterState:
         self._date_ahead: float | None = None  # Of the date before the clock of `now`.
         self._watched_from: float | None = None
         self.unreached = UnreachedNodes()
-        self.scan_budget = ProcessBudget()
 
     @property
     def report_interval_s(self) -> float:
@@ -160,7 +110,10 @@ class ClusterState:
         `now`: with it, what was logged before a run's start time is known to be older than it."""
         self.runs.begin_listing(None if self.slurm_at is None else self.jobs)
         self.slurm_at, self._slurm_excused = now, False
-        self._date_ahead = None if wall is None else wall - now
+        ahead_s = None if wall is None else wall - now
+        if self._date_ahead is not None and ahead_s is not None and abs(ahead_s - self._date_ahead) > SAME_CLOCK_S:
+            self.runs.judge_all()
+        self._date_ahead = ahead_s
         self.slurm_problem, self.slurm_partial = "", view.partial
         self.jobs = jobs_now(self.jobs, view)
         self._job_ids = {name: job.job_id for job in self.jobs.values() for name in process_ids(job)}
@@ -190,6 +143,7 @@ class ClusterState:
             self.nodes.forget(name)
             self.gpus.forget(name)
             self._judged_at.pop(name, None)
+            self.runs.judge_all()
 
     def apply_job(self, job: SlurmJob, now: float, wall: float | None = None) -> None:
         """Takes over what Slurm says of one job."""
@@ -207,9 +161,11 @@ class ClusterState:
         self.left_out.at = now
         if not self.agents.has_room(report.node, self.node_addresses):
             return "no_room"
-        made_at = self.agents.made_at(report, now)
+        made_at, was_here = self.agents.made_at(report, now), self.agents.reports(report.node, now)
         if not self.agents.register(report, made_at):
             return "duplicate"
+        if not was_here:
+            self._note_news(report.node)
         if report.age_s > self._report_lifetime_s:
             return "expired"
         self.unreached.forget(report.node)
@@ -229,11 +185,12 @@ class ClusterState:
             before = self._wishes.get(wish.job_id)
             if wish.variables or before is None or before.restarts != wish.restarts:
                 self._wishes[wish.job_id] = wish
+                self._run(wish.job_id)
         for supervisor in self.supervisors.apply(report, made_at, self._job_of):
             if (run := self._run(supervisor.job_id)) is not None:
                 follow_start(run, supervisor.status, made_at, report.interval_s)
-        self.gpus.apply(report, made_at)
-        self.nodes.apply(report, made_at)
+        changes = [self.gpus.apply(report, made_at), self.nodes.apply(report, made_at)]
+        (self._note_news if any(changes) else self._note_numbers)(report.node)
         for name, note in NOTES.items():
             for row in getattr(report, name):
                 if (run := self._run(row.job_id)) is not None:
@@ -254,14 +211,18 @@ class ClusterState:
             main = None if run is None else main_counter(run.clocks)
             if run is not None and main is not None and (node, main[0][0]) in run.logs:
                 run.unread[node] = made_at
+                run.is_due = True
 
     def _job_of(self, process_job_id: str) -> SlurmJob | None:
         """The job that agents know by this id, as Slurm listed it last."""
         return self.jobs.get(self._job_ids.get(process_job_id, process_job_id))
 
     def _run(self, process_job_id: str) -> Run | None:
-        """The run of the job that agents know by this id."""
-        return self.runs.get(self._job_ids.get(process_job_id, process_job_id))
+        """The run of the job that agents know by this id, to which something is added."""
+        run = self.runs.get(self._job_ids.get(process_job_id, process_job_id))
+        if run is not None:
+            run.is_due = True
+        return run
 
     def apply_probe(self, node: str, probe: MountProbe, now: float) -> None:
         """The answer of a node about a mount."""
@@ -270,6 +231,7 @@ class ClusterState:
     def forget_silence(self, now: float) -> None:
         """After the controller's own pause no agent counts as silent: they all get their time again."""
         self.agents.forget_silence(now)
+        self.runs.judge_all()
         if self.slurm_at is not None:
             self.slurm_at, self._slurm_excused = now, True
 
@@ -295,16 +257,20 @@ class ClusterState:
 
     def jobs_on(self, node: str, now: float) -> list[tuple[SlurmJob, dict[str, int]]]:
         """The jobs that run on a node, or ended there lately, with the offsets at which their logs begin."""
+        return [
+            (run.job, run.log_starts)
+            for run in self._with_node(node)
+            if run.inactive_since is None or now - run.inactive_since < READ_ON_S
+        ]
+
+    def _with_node(self, node: str) -> Sequence[Run]:
+        """The runs that have a node, or had it lately."""
         if self._runs_on is None:
             self._runs_on = {}
             for run in self.runs:
                 for name in run.job.nodes:
                     self._runs_on.setdefault(name, []).append(run)
-        return [
-            (run.job, run.log_starts)
-            for run in self._runs_on.get(node, ())
-            if run.inactive_since is None or now - run.inactive_since < READ_ON_S
-        ]
+        return self._runs_on.get(node, ())
 
     def running_on(self, node: str, now: float, max_age_s: float) -> tuple[str, ...] | None:
         """SLURM_JOB_ID of every job that has `node` now, of whatever partition; None if Slurm's listing is
@@ -315,39 +281,35 @@ class ClusterState:
 
     def view(self, now: float) -> ClusterView:
         """Everything that detectors need, frozen, as it is at this moment."""
-        return self._view(now, {job_id: self._job_view(run, now) for job_id, run in self.runs.active()})
+        jobs = tuple(self.view_of(run, now) for _, run in self.runs.active())
+        return replace(self.surroundings(now), jobs=jobs)
 
-    def next_view(self, now: float, asked: frozenset[str]) -> tuple[ClusterView, frozenset[str]]:
-        """The same, and the jobs that were looked at for it: the others, where there are too many, are as
-        they were some seconds ago. `asked` are the subjects of the open incidents."""
-        jobs = dict(self.runs.active())
-        turns = (
-            ScheduledJob(
-                job_id=job_id,
-                size=max(1, len(run.processes)),
-                restless=run.restless,
-                looked_at=float("-inf") if run.looked is None else run.looked[0],
-            )
-            for job_id, run in jobs.items()
-        )
-        chosen = choose(turns, self.scan_budget.most)
-        views, looked_at = {}, set()
-        for job_id, run in jobs.items():
-            if run.looked is None or job_id in chosen:
-                run.looked, run.restless = (now, self._job_view(run, now)), False
-                looked_at.add(job_id)
-            views[job_id] = run.looked[1]
-        self.scan_budget.walked = sum(len(jobs[job_id].processes) for job_id in looked_at)
-        return replace(self._view(now, views), asked=asked), frozenset(looked_at)
+    def excuse(self, node: str, now: float) -> None:
+        """This node does not count as silent: nothing is known of an agent there that should have reported."""
+        self.agents.excuse(node, now)
+        self._note_news(node)
 
-    def _view(self, now: float, jobs: Mapping[str, JobView]) -> ClusterView:
+    def _note_news(self, node: str) -> None:
+        for run in self._with_node(node):
+            run.is_due = True
+
+    def _note_numbers(self, node: str) -> None:
+        """A node has been read again that is as it was, but for numbers: most jobs need not be judged for it."""
+        view = self.nodes.view(node)
+        clocks_hz = [each.recent_sm_clock_hz or 0.0 for each in view.gpus] if view is not None else []
+        lowest_hz, highest_hz = min(clocks_hz, default=0.0), max(clocks_hz, default=0.0)
+        for run in self._with_node(node):
+            if node == run.job.batch_host or not run.is_steady_with(lowest_hz, highest_hz):
+                run.is_due = True
+
+    def surroundings(self, now: float) -> ClusterView:
+        """The same without the jobs that run."""
         reporting = self.agents.reporting(now)
         here = frozenset(reporting)
         self._watched_from = now if self._watched_from is None else self._watched_from
         return ClusterView(
             now=now,
             watched_s=now - self._watched_from,
-            jobs=tuple(jobs.values()),
             filesystems=self.filesystem_views(now),
             reporting_nodes=reporting,
             silent_nodes=tuple(name for name in self.agents.known() if name not in here),
@@ -356,7 +318,7 @@ class ClusterState:
             nodes=self.nodes.views(),
             slurm_nodes=self._slurm_nodes,
             ended=tuple(self.runs.ended(now, self.jobs.values())),
-            waiting=tuple(self._job_view(run, now) for run in self.runs.waiting()),
+            waiting=tuple(self.view_of(run, now) for run in self.runs.waiting()),
             slurm_age_s=None if self.slurm_at is None else now - self.slurm_at,
             slurm_excused=self._slurm_excused,
             excused_nodes=self.agents.excused(),
@@ -372,16 +334,17 @@ class ClusterState:
     def job_view(self, job_id: str, now: float) -> JobView | None:
         """One job alone, also while it is pending between two runs."""
         run = self.runs.get(job_id)
-        return None if run is None else self._job_view(run, now)
+        return None if run is None else self.view_of(run, now)
 
-    def _job_view(self, run: Run, now: float) -> JobView:
+    def view_of(self, run: Run, now: float) -> JobView:
+        """One run as detectors see it."""
         supervisor = self.supervisors.of(run.job, now)
         nodes = in_use(run.job, supervisor)
         job = run.job if nodes == run.job.nodes else replace(run.job, nodes=nodes)
         silent = tuple(
             node
             for node in nodes
-            if not self.agents.reports(node, now) or now - run.unread.get(node, float("-inf")) < UNREAD_S
+            if not self.agents.reports(node, now) or (node in run.unread and now - run.unread[node] < UNREAD_S)
         )
         without_ranks = left_behind(run.job, supervisor).intersection(nodes)
         view = job_view(

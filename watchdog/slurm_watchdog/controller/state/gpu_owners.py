@@ -31,8 +31,9 @@ class GpuPids:
     left_out: LeftOut
     _owners: dict[str, dict[int, GpuOwner]] = field(default_factory=dict)
 
-    def apply(self, report: Report, made_at: float) -> None:
-        """Takes over what one report says. A pid that is another process now is forgotten."""
+    def apply(self, report: Report, made_at: float) -> bool:
+        """Takes over what one report says. A pid that is another process now is forgotten. Returns whether anyone
+        computes elsewhere than before."""
         started = {process.pid: process.start_ticks for process in report.processes}
         owners = {
             pid: owner
@@ -54,7 +55,8 @@ class GpuPids:
             newest = sorted(owners, key=lambda pid: (-owners[pid].seen_at, owners[pid].start_ticks))[:MAX_OWNERS]
             self.left_out.note("gpu_processes", report.node, len(owners) - MAX_OWNERS)
             owners = {pid: owners[pid] for pid in newest}
-        self._owners[report.node] = owners
+        before, self._owners[report.node] = self._owners.get(report.node, {}), owners
+        return before.keys() != owners.keys() or any(before[pid] is not owner for pid, owner in owners.items())
 
     def forget(self, node: str) -> None:
         """This node is no part of the cluster any more."""

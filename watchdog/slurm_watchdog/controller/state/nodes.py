@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.slurm_nodes import is_quiet
+from slurm_watchdog.analysis.slurm_nodes import is_quiet, is_tight
 from slurm_watchdog.base.capped import LeftOut, put_newest
 from slurm_watchdog.controller.state.links import Links
 from slurm_watchdog.knowledge.host_parts import PARTS
@@ -136,8 +136,9 @@ class Nodes:
         self._views: dict[str, NodeView] = {}
         self._names: list[str] = []  # Of all views, sorted.
 
-    def apply(self, report: Report, made_at: float) -> None:
-        """Takes over one report that was made at `made_at` on the caller's clock."""
+    def apply(self, report: Report, made_at: float) -> bool:
+        """Takes over one report that was made at `made_at` on the caller's clock. Returns whether it says more than
+        numbers of what is well."""
         node = self._nodes.get(report.node)
         if node is None or node.boot_id != report.boot_id:
             held = node.held if node is not None else {}  # no process survives a restart of its node
@@ -181,7 +182,9 @@ class Nodes:
         while len(node.gpus) > MAX_GPUS:
             del node.gpus[next(iter(node.gpus))]
             self._left_out.note("gpus", report.node)
-        self._views[report.node] = replace(view, quiet=True) if is_quiet(view) else view
+        before = self._views.get(report.node)
+        self._views[report.node] = view = replace(view, quiet=True) if is_quiet(view) else view
+        return before is None or is_tight(before) or is_tight(view) or not _differ_in_numbers(before, view)
 
     def forget(self, name: str) -> None:
         """This node is no part of the cluster any more."""
@@ -204,6 +207,21 @@ class Nodes:
             for (job_id, _), checkpoint in (self._nodes[name].checkpoints.items() if name in self._nodes else ())
             if job_id == process_job_id
         )
+
+
+def _differ_in_numbers(before: NodeView, after: NodeView) -> bool:
+    """Whether the same GPUs work or rest as before."""
+    same = len(before.gpus) == len(after.gpus) and bool(before.usages) == bool(after.usages)
+    return same and all(
+        one.idle_since == other.idle_since
+        and one.busy_since == other.busy_since
+        and one.gpu.uuid == other.gpu.uuid
+        and one.gpu.name == other.gpu.name
+        and (one.gpu.utilization_ratio is None) == (other.gpu.utilization_ratio is None)
+        and (one.recent_sm_clock_hz is None) == (other.recent_sm_clock_hz is None)
+        and (one.usual_sm_clock_hz is None) == (other.usual_sm_clock_hz is None)
+        for one, other in zip(before.gpus, after.gpus, strict=True)
+    )
 
 
 def _note_event(node: _Node, event: NodeEvent, at: float) -> None:

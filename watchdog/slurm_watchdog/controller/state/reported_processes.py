@@ -165,6 +165,7 @@ class ReportedProcesses:
             seen = present.get(job_id, set())
             if run is None:
                 continue
+            run.is_due = run.is_due or run.steady_hz is None
             note_absent(run, report.node, seen, made_at)
             if seen and not only_trains(run, run.on_node[report.node]):
                 follow_training(run, made_at, report.interval_s)
@@ -180,9 +181,11 @@ class ReportedProcesses:
                 found[row.job_id] = found.get(row.job_id, 0) + max(0, row.count)
         for before in self._unlisted_on.pop(node, ()):
             before.unlisted.pop(node, None)
+            before.is_due = True
         for job_id, count in found.items():
             if (run := self._run(job_id)) is not None and node in run.job.nodes:
                 run.unlisted[node] = run.unlisted.get(node, 0) + count
+                run.is_due = True
                 self._unlisted_on.setdefault(node, []).append(run)
         for row in report.left_out:
             job = self._job_of(row.job_id) if row.job_id is not None else None

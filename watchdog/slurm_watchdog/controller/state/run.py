@@ -17,7 +17,6 @@ from slurm_watchdog.controller.state.training_steps import ProcessRates, idle_st
 from slurm_watchdog.controller.state.wait_tally import Row, WaitTally
 from slurm_watchdog.diagnose.logs.root_cause import logged_error
 from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
-from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.collective_records import RecordSet
 from slurm_watchdog.model.evidence import OwnWords, ProcessStack
 from slurm_watchdog.model.observations import Checkpoint, Event, LogFile, Process, Role
@@ -98,8 +97,10 @@ class Run:
     """Of a heterogeneous job: node -> the numbers of its components under which its agent knows processes there."""
     order: tuple[ProcessKey, ...] = ()  # The keys of `processes`, sorted; empty: to be sorted again.
     blocked: set[ProcessKey] = field(default_factory=set)  # Those with a thread that waits in one call.
-    looked: tuple[float, JobView] | None = None  # When a tick last looked at it, and what it saw.
-    restless: bool = True  # Something that may be reported has happened since.
+    is_due: bool = True  # Something has come since it was judged last.
+    steady_hz: tuple[float, float] | None = None
+    """As it was judged last: while the clocks of its GPUs are in this range no number of a process or a GPU changes
+    what is said of it; None: any may."""
     left_over: frozenset[ProcessKey] = frozenset()  # Processes of the run before that are still ending.
     step_id: str | None = None  # The Slurm step that the clocks are about, as far as is known.
     steps: frozenset[str | None] = frozenset()  # It, and those whose ranks are of the same world: see `training_steps`.
@@ -163,6 +164,10 @@ class Run:
     def rose_at(self) -> float:
         """When a count last rose, as far as is known."""
         return max((clock.rose_at for clock in self.clocks.values()), default=float("-inf"))
+
+    def is_steady_with(self, lowest_hz: float, highest_hz: float) -> bool:
+        """Whether clocks in this range are no news."""
+        return self.steady_hz is not None and self.steady_hz[0] <= lowest_hz and highest_hz <= self.steady_hz[1]
 
     def phase(self, now: float) -> Announcement | None:
         """What it is in at `now`, as its logs say; None: it trains, or nothing is known."""

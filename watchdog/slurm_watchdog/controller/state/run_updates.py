@@ -47,18 +47,15 @@ MAX_LAST_WORDS = 30
 def note_process(run: Run, key: ProcessKey, process: Process, made_at: float) -> None:
     """One process as its node sees it now."""
     before = run.processes.get(key)
+    run.is_due = run.is_due or before is None or not _differ_in_numbers(before[0], process)
     if before is None:
         run.on_node.setdefault(key[0], {})[key] = None
         run.order = ()
-        run.restless = True
     dead_at = None
     if process.state in ("Z", "X"):
         dead_at = made_at if before is None or before[2] is None else before[2]
     run.processes[key] = (process, made_at, dead_at)
-    if process.state in ("Z", "X", "T", "t") and (before is None or before[0].state != process.state):
-        run.restless = True
     if process.blocked is not None:
-        run.restless = run.restless or key not in run.blocked
         run.blocked.add(key)
     elif run.blocked:
         run.blocked.discard(key)
@@ -68,13 +65,20 @@ def note_process(run: Run, key: ProcessKey, process: Process, made_at: float) ->
     rates.update(process, made_at)
 
 
+def _differ_in_numbers(one: Process, other: Process) -> bool:
+    """Whether nothing differs but how much a process that is not stuck has done so far."""
+    alike = {name: getattr(one, name) for name in ("cpu_s", "io_bytes", "runnable_s", "context_switches")}
+    state = one.state if one.state in "RSI" and other.state in "RSI" else other.state
+    return replace(other, state=state, **alike) == one
+
+
 def note_look(run: Run, key: ProcessKey, process: Process, idle: float | None, made_at: float) -> None:
     """How a rank of a training that makes steps waits; `idle`: the share in which its GPU does nothing."""
     rank = wait_tally.key_of(key, process) if run.stepped_at is not None else None
     if rank is None or (run.steps and process.step_id not in run.steps):
         return
     if run.phase(made_at) is None:
-        run.waits.note(rank, runnable_s=process.runnable_s, idle=idle, at=made_at)
+        run.is_due |= run.waits.note(rank, runnable_s=process.runnable_s, idle=idle, at=made_at)
     else:
         run.waits.interrupt(rank)
 
@@ -85,7 +89,7 @@ def note_absent(run: Run, node: str, seen: set[ProcessKey], made_at: float) -> N
     thousands of short processes are no rarity."""
     mine, gone = run.on_node.setdefault(node, {}), dict[Role, list[tuple[float, ProcessKey]]]()
     for key in () if len(mine) == len(seen) else sorted(mine.keys() - seen):
-        run.restless = True
+        run.is_due = True
         process, seen_at, gone_at = run.processes[key]
         gone_since = made_at if gone_at is None else gone_at
         if process.role is Role.HELPER or made_at - gone_since > KEPT_GONE_S:
@@ -114,8 +118,6 @@ def only_trains(run: Run, keys: Iterable[ProcessKey]) -> bool:
 def note_event(run: Run, node: str, event: Event, made_at: float) -> None:
     """One line of a log of this run, as an agent read it."""
     at = made_at - max(0.0, event.age_s)
-    if event.kind is EventKind.ERROR or event.loss_is_no_number:
-        run.restless = True
     if at < run.valid_from or not run.started:
         if event.kind is EventKind.ERROR and not event.backlog:
             note_last_words(run, node, at, event)
@@ -267,7 +269,7 @@ def note_early_dump(
     clock = main_clock(run.clocks)
     if clock is not None and clock.rose_at <= asked_at:
         run.row = wait_tally.follow_row(run.row, (at, stacks, silent))
-        run.restless = True
+        run.is_due = True
 
 
 def note_snapshot(run: Run, stacks: tuple[ProcessStack, ...], silent: tuple[str, ...], at: float) -> None:
@@ -276,7 +278,7 @@ def note_snapshot(run: Run, stacks: tuple[ProcessStack, ...], silent: tuple[str,
         run.row = wait_tally.follow_row(run.row, (at, stacks, silent))
     before = run.steady if run.snapshots else {}
     run.snapshots.append((at, stacks, silent))
-    run.restless = True
+    run.is_due = True
     dumps = snapshot_views(run, at)
     voted = vote(dumps)
     run.motion = rank_motion.follow(run.motion, dumps[-2] if len(dumps) > 1 else None, dumps[-1], at)

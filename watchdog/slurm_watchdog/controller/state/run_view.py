@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.structs import picked
+from slurm_watchdog.base.structs import Struct, picked
+from slurm_watchdog.base.ticking import Ticking, plain
 from slurm_watchdog.controller.state.gpu_owners import GpuPids
 from slurm_watchdog.controller.state.nodes import Nodes
 from slurm_watchdog.controller.state.phases import Announcement
@@ -25,6 +27,7 @@ from slurm_watchdog.model.cluster_view import (
     Progress,
     RankGpu,
     StackSnapshot,
+    StillRow,
 )
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.slurm import SlurmJob
@@ -87,6 +90,33 @@ def job_view(
     )
 
 
+_AGES = {
+    JobView: "run_age_s growing_age_s saving_age_s saved_age_s touched_age_s "
+    "progress announced log checkpoint snapshots own_words errors row",
+    Progress: "age_s last_increase_age_s ungranted_age_s read_age_s phase_age_s",
+    LogView: "grew_age_s",
+    StillRow: "snapshots",
+}
+
+
+def later(view: JobView, by_s: float) -> JobView:
+    """A view that was made of a ticking `now`, as it is so much later if nothing has come, in plain numbers; the ages
+    of its processes stay as they were."""
+    known = {"ranks": view.ranks, "gpu_uuids": view.gpu_uuids}  # worked out once for all moments
+    found: JobView = _later(view, by_s)
+    found.__dict__.update(view.__dict__, **known)
+    return found
+
+
+def _later(value: Any, by_s: float) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_later(each, by_s) for each in value) if value else value
+    if not isinstance(value, Struct):
+        return plain(value) + by_s if type(value) is Ticking else value
+    names = _AGES.get(type(value), "age_s").split()
+    return replace(value, **{name: _later(getattr(value, name), by_s) for name in names})
+
+
 def _progress(run: Run, said: Announcement | None, now: float) -> Progress | None:
     phase = None if said is None else (said.phase, said.at)
     found = read_progress(run.clocks, phase, run.grace_from, now, run.saved_at)
@@ -112,7 +142,10 @@ def process_views(run: Run, now: float) -> tuple[ProcessView, ...]:
 
     def age(at: float) -> float:
         # The ranks of a node were seen at the same moment: their views hold the same number.
-        return ages.setdefault(at, now - at)
+        found = ages.get(at)
+        if found is None:
+            found = ages[at] = now - at
+        return found
 
     for key in run.order:
         process, seen_at, gone_at = processes[key]

@@ -120,6 +120,11 @@ class Runs:
         """The newest run of the job; None if nothing is known of it."""
         return self._runs.get(job_id)
 
+    def judge_all(self) -> None:
+        """Something that concerns every job has changed."""
+        for run in self:
+            run.is_due = True
+
     def active(self) -> list[tuple[str, Run]]:
         """Job and run of those that run, sorted by job."""
         return [(job_id, run) for job_id, run in sorted(self._runs.items()) if run.job.state in RUNNING]
@@ -147,6 +152,8 @@ class Runs:
     def apply(self, job: SlurmJob, now: float, wall: float | None) -> None:
         """What Slurm says of one job: its run begins, continues or ends."""
         run = self._runs.get(job.job_id)
+        if run is not None and run.job != job:
+            run.is_due = True
         if not is_known(job.state) or "restarts" in job.unreadable:
             return  # which run it is, or its state, is not known: nothing changes, nothing is done (policy: unsure)
         is_new = run is None or run.job.restarts != job.restarts
@@ -215,7 +222,7 @@ class Runs:
         run = self._runs.get(job_id)
         if run is not None and run.job.restarts == restarts:
             run.waits.note_dump(stacks, now)
-            run.restless = True
+            run.is_due = True
 
     def add_records(
         self, job_id: str, restarts: int, found: tuple[RecordSet, ...], asked_at: float,
@@ -228,7 +235,7 @@ class Runs:
         if run is not None and run.job.restarts == restarts and (clock is None or clock.rose_at <= asked_at):
             run.collectives = found
             run.own_words = (now, own_words) if own_words else run.own_words
-            run.restless = True
+            run.is_due = True
 
     def grant_grace(self, now: float, job_ids: Iterable[str] | None = None) -> None:
         """Restarts the clocks of these jobs (all by default): a cause has gone, or the controller slept."""
@@ -236,7 +243,7 @@ class Runs:
             if job_id in self._runs:
                 run = self._runs[job_id]
                 run.grace_from = now
-                run.restless = True
+                run.is_due = True
                 run.forget_dumps()
 
     def note_trouble(self, job_ids: Iterable[str], now: float) -> None:
@@ -247,7 +254,6 @@ class Runs:
                 if now - run.troubled_at > TROUBLE_BREAK_S:
                     run.troubled_from = now
                 run.troubled_at = now
-                run.restless = True
 
     def note_action(self, job_id: str, restarts: int, at: float | None) -> None:
         """An action of ours touched this run at that moment, also of a run that is over by now; None: the run
@@ -255,9 +261,9 @@ class Runs:
         run = self._runs.get(job_id)
         if run is None:
             return
+        run.is_due = True
         if run.job.restarts == restarts:
             run.touched_at = at if at is None or run.touched_at is None else min(at, run.touched_at)
-            run.restless = True
         elif at is not None:
             run.past = tuple(
                 replace(past, touched_at=at if past.touched_at is None else min(at, past.touched_at))

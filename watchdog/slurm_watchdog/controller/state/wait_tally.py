@@ -56,11 +56,12 @@ class WaitTally:
         """How many it counts."""
         return len(self._counts)
 
-    def note(self, key: RankKey, *, runnable_s: float | None, idle: float | None, at: float) -> None:
-        """One look at a rank: how long it has run so far, and the share in which its GPU did nothing."""
-        if self._open_at is None:
-            self._open_at = at
-        elif at - self._open_at >= BLOCK_S:
+    def note(self, key: RankKey, *, runnable_s: float | None, idle: float | None, at: float) -> bool:
+        """One look at a rank: how long it has run so far, and the share in which its GPU did nothing. Returns whether a
+        block is full."""
+        self._open_at = at if self._open_at is None else self._open_at
+        is_full = at - self._open_at >= BLOCK_S
+        if is_full:
             self._close(at)
         count = self._counts.get(key)
         if count is None:
@@ -71,6 +72,7 @@ class WaitTally:
         if idle is not None and count.gpu_looks < MOST:
             count.gpu_looks += 1
             count.gpu_idle += idle
+        return is_full
 
     def interrupt(self, key: RankKey) -> None:
         """The training does something else: what a rank slept since its last reading is no wait of a step."""

@@ -1,0 +1,115 @@
+"""`python -m lab.bench.judging NODES JOBS INCIDENTS`: what a report and a tick take of the processor in the real
+controller, in process and with a clock of its own: reports that come as in life, ticks without any, after those of
+5 % of the nodes, and after those of all. Mean milliseconds, as one JSON line."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from lab.bench.fleet_reports import Shape, events_of, fault_of, logs_of, report_of
+from lab.bench.storm import QuietSlurm
+from slurm_watchdog.base import clock
+from slurm_watchdog.config.loading import parse_config
+from slurm_watchdog.controller.app import COLLECT_AFTER
+from slurm_watchdog.controller.controller import Controller
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from slurm_watchdog.notify.dispatcher import make_notifier
+from tests.builders import views
+
+CONFIG = (
+    "controller: {warm_up: 0s, agent_silent_after: 2h}\n"
+    "detectors: {gpu_fault: {recent: 2h}}\n"
+    "mode: observe\n"
+)  # fmt: skip
+WARM_UP, MEASURED = 20, 4  # Rounds of 5 s in which every node reports once.
+
+
+@dataclass
+class Bench:
+    shape: Shape
+    controller: Controller
+    faults: int
+    took_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    second: float = 0.0
+    sequence: int = 0
+
+    def reports(self, nodes: Iterable[int], number: int, into: str) -> None:
+        for index in nodes:
+            self.sequence += 1
+            report = replace(
+                report_of(self.shape, index, number, index % 8),
+                agent_id=f"{index + 1:032x}", sequence=self.sequence, agent_version="0", interval_s=5.0,
+                node_events=(fault_of(self.shape, index),) if number == 1 and index < self.faults else (),
+            )  # fmt: skip
+            if self.shape.is_batch_host(index):
+                events = events_of(self.shape, index, max(0, number - 1), number)
+                report = replace(report, logs=logs_of(self.shape, index, number), events=events)
+            began = time.thread_time()
+            self.controller.accept(report)
+            self.took_s[into].append(time.thread_time() - began)
+
+    def tick(self, into: str) -> None:
+        self.second += 1.0
+        began = time.thread_time()
+        self.controller.tick()
+        self.took_s[into].append(time.thread_time() - began)
+
+
+async def measure(nodes: int, jobs: int, faults: int) -> dict[str, float]:
+    shape, config = Shape(nodes=nodes, jobs=jobs), parse_config(CONFIG)
+    names: dict[str | None, list[str]] = defaultdict(list)
+    for index in range(nodes):
+        names[shape.job_of(index)].append(shape.name(index))
+    view = SlurmView(
+        jobs=tuple(
+            views.slurm_job(job_id=job, nodes=tuple(of), start_at=clock.wall() - 7200)
+            for job, of in names.items()
+            if job
+        ),
+        nodes=tuple(SlurmNode(name=name, address="", state="ALLOCATED") for of in names.values() for name in of),
+    )
+    journal = Journal(f"sqlite:///{tempfile.mkdtemp()}/journal.sqlite")
+    notifier, slurm = make_notifier(config, journal.outbox), QuietSlurm(view)
+    bench = Bench(
+        shape,
+        Controller(config, journal=journal, slurm=slurm, notifier=notifier, metrics=ControllerMetrics()),  # type: ignore[arg-type]
+        faults,
+    )
+    began, date = clock.monotonic(), clock.wall()
+    clock.monotonic, clock.wall = lambda: began + bench.second, lambda: date + bench.second
+    await bench.controller.read_slurm()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
+    for number in range(WARM_UP + MEASURED):
+        for part in range(5):
+            bench.reports(range(part, nodes, 5), number, "report" if number >= WARM_UP else "")
+            bench.tick("usual" if number >= WARM_UP else "")
+        await bench.controller.read_slurm()
+    for number in range(WARM_UP + MEASURED, WARM_UP + 2 * MEASURED):
+        bench.tick("")
+        bench.tick("nothing")
+        bench.reports(range(max(1, nodes // 20)), number, "")
+        bench.tick("five_percent")
+        bench.reports(range(nodes), number, "")
+        bench.tick("all")
+    found = {name: round(1000 * sum(took) / len(took), 3) for name, took in bench.took_s.items() if name}
+    return {"nodes": nodes, "jobs": jobs, "incidents": len(bench.controller.judge.incidents), **found}
+
+
+if __name__ == "__main__":
+    logging.getLogger("slurm_watchdog").setLevel(logging.ERROR)
+    print(json.dumps(asyncio.run(measure(*map(int, sys.argv[1:4])))))

@@ -1,0 +1,48 @@
+"""A judge whose every answer is compared with what it would say if it judged each job at that tick."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from slurm_watchdog.controller.incidents.judge import Judge
+from slurm_watchdog.model.cluster_view import JobView
+from slurm_watchdog.model.incidents import Finding, Truth
+
+
+class JudgedTwice(Judge):
+    """`kept`: so many answers about a job were those of an earlier tick."""
+
+    kept = 0
+
+    def detect(self, now: float) -> list[Finding]:
+        found = super().detect(now)
+        for job_id, judged in self._judged.items():
+            run = self.state.runs.get(job_id)
+            assert run is not None
+            self.kept += judged.at < now
+            job = self.state.view_of(run, now)
+            whole, limit_s = self.findings_of(job, self.view, now)
+            assert [_said(each) for each in judged.findings] == [_said(each) for each in whole], (
+                job_id,
+                now,
+                judged.at,
+            )
+            assert judged.limit_s == limit_s
+            shown = next(each for each in self.view.jobs if each.job.job_id == job_id)
+            assert _rounded(shown) == _rounded(job), (job_id, now)
+        return found
+
+
+def _said(finding: Finding) -> Finding:
+    """How long something has been well is of no concern."""
+    return replace(finding, duration_s=0.0) if finding.truth is Truth.OK else finding
+
+
+def _rounded(job: JobView) -> tuple[object, ...]:
+    """Its ages, which are sums of floats."""
+    progress = job.progress
+    ages = (job.run_age_s, job.saved_age_s, job.growing_age_s, job.saving_age_s, job.touched_age_s)
+    if progress is not None:
+        ages += (progress.age_s, progress.last_increase_age_s, progress.ungranted_age_s, progress.phase_age_s)
+    ages += tuple(each.age_s for each in (*job.errors, *job.snapshots))
+    return tuple(None if age is None else round(age, 5) for age in ages)

@@ -1,0 +1,67 @@
+"""A job is judged again when something of it has come, or when a comparison with a time comes out differently: what is
+said at each tick is what would be said if all were judged at each tick."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_watchdog.base.ticking import Clock, plain, ticking
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.replay.player import numbered_ids
+from tests.accuracy.cases import CASES, Case
+from tests.accuracy.drive import Drive
+from tests.accuracy.healthy import THINGS, Thing
+from tests.accuracy.run import case_scene, quiet, thing_scene
+from tests.accuracy.scene import Scene
+from tests.builders.judged_twice import JudgedTwice
+
+EACH = 7  # One in so many kinds of trouble, and of healthy things.
+MOST_S = 420.0  # Of simulated time for each.
+
+
+def judged_twice(scene: Scene) -> JudgedTwice:
+    """Each tick of a scene, judged in both ways."""
+    drive = Drive(scene.world, Config(), calm_s=Config().controller.tick)
+    drive.judge = judge = JudgedTwice(drive.config, drive.state, (), numbered_ids(), pytest.fail)
+    with quiet():
+        drive.run(min(scene.until_s, MOST_S))
+    return judge
+
+
+@pytest.mark.parametrize("case", CASES[::EACH], ids=lambda case: case.key)
+def test_trouble_is_found_at_the_same_tick(case: Case) -> None:
+    assert judged_twice(case_scene(case, 3, 2)).kept > 0
+
+
+@pytest.mark.parametrize("thing", THINGS[::EACH], ids=lambda thing: thing.key)
+def test_a_healthy_job_is_said_to_be_well_as_long(thing: Thing) -> None:
+    judged_twice(thing_scene(thing, 3))
+
+
+AGES = st.floats(-100, 100).map(lambda each: round(each, 2))
+
+
+@given(AGES, AGES, AGES, st.sampled_from([0.25, 1.0, 3.0]))
+def test_a_comparison_holds_until_the_clock_says_so(age_s: float, limit_s: float, since: float, later_s: float) -> None:
+    def asked(now: float) -> tuple[object, ...]:
+        age = now - since + age_s
+        return age < limit_s, limit_s <= age, max(0.0, age), min(age, limit_s) == limit_s, bool(age), limit_s - age > 5
+
+    clock = Clock()
+    before = asked(ticking(50.0, clock))
+    assert [plain(each) for each in before] == [plain(each) for each in asked(50.0)]  # type: ignore[arg-type]
+    if later_s < clock.holds_s - 1e-6:
+        after = asked(50.0 + later_s)
+        assert [bool(each) for each in after[:2]] == [bool(each) for each in before[:2]]
+        assert after[3:] == before[3:]
+
+
+def test_what_is_not_followed_holds_for_no_time() -> None:
+    for use in (str, round, int, hash, abs, math.floor, lambda each: f"{each:.0f}", lambda each: each * 2, math.ceil):
+        clock = Clock()
+        use(ticking(5.5, clock))  # type: ignore[operator]
+        assert clock.holds_s == 0.0

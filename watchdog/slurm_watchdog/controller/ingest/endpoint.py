@@ -200,9 +200,10 @@ class ReportEndpoint:
         if reason != "closed_by_us" and now - self._lost_said.get(reason, float("-inf")) >= LOG_EVERY_S:
             self._lost_said[reason] = now
             who = one_line(stream.node, MAX_NAME) or "no node"
-            log.warning(
-                "the connection of %s (%s) has ended: %s", who, stream.remote, why or LOST_STREAMS.get(reason, reason)
-            )
+            log.log(
+                logging.INFO if reason == "closed_by_agent" else logging.WARNING,  # as each agent does that ends
+                "the connection of %s (%s) has ended: %s", who, stream.remote, why or LOST_STREAMS.get(reason, reason),
+            )  # fmt: skip
 
     def push(self, node: str) -> None:
         """Sends the node at once what it was asked, if there is a stream on which it has been heard."""

@@ -1,6 +1,6 @@
 """Numbers that grow as time passes, and that notice at which moment a comparison with them comes out differently.
 
-What was concluded from them holds until then: whoever judges a job need not judge it again before, if nothing has come.
+A conclusion from them holds until then: a job of which nothing new has come is not judged again before.
 Comparisons, sums and differences are followed; anything else that is done with one (to print it, to round it, to
 multiply it) holds for no time at all.
 """

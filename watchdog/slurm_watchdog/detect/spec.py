@@ -35,7 +35,7 @@ def each_job(judge: Callable[..., Finding | None]) -> Callable[..., list[Finding
 class Subject(StrEnum):
     """What a finding is about."""
 
-    JOB = "job"  # One running job of the view; how often: slurm_watchdog.controller.state.cluster.
+    JOB = "job"  # One running job: its detectors see it and its nodes (controller.incidents.judge).
     RUN = "run"  # A run of a job that may be over, or several of them.
     PROCESS = "process"  # A process whose job is over: no rung for jobs answers it.
     GPU = "gpu"

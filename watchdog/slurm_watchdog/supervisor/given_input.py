@@ -65,8 +65,8 @@ def _rest_of_file(fd: int) -> bytes | None:
 
 
 def _whole_pipe(fd: int) -> bytes | None:
-    """What is in a pipe into which nobody writes any more, as bash leaves that of a here-document; None: more may come,
-    or it could not be copied. It stays there: tee(2)."""
+    """What is in a pipe that no process can write into any more, as bash leaves that of a here-document; None: more
+    may come, or it could not be copied. It stays there: tee(2)."""
     waiting = array.array("i", [0])
     fcntl.ioctl(fd, termios.FIONREAD, waiting)
     poll = select.poll()

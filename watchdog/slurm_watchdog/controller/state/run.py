@@ -100,7 +100,7 @@ class Run:
     is_due: bool = True  # Something has come since it was judged last.
     steady_hz: tuple[float, float] | None = None
     """As it was judged last: while the clocks of its GPUs are in this range no number of a process or a GPU changes
-    what is said of it; None: any may."""
+    its findings; None: any may."""
     left_over: frozenset[ProcessKey] = frozenset()  # Processes of the run before that are still ending.
     step_id: str | None = None  # The Slurm step that the clocks are about, as far as is known.
     steps: frozenset[str | None] = frozenset()  # It, and those whose ranks are of the same world: see `training_steps`.

@@ -367,8 +367,8 @@ def document_of(verdict: StackVerdict) -> dict[str, Any]:
 
 
 def hints_of(verdict: StackVerdict) -> tuple[Hint, ...]:
-    """What this usually is and what to try next, from the knowledge of the house. May be wrong for the case:
-    it is said so."""
+    """What this usually is and what to try next, from the knowledge of the house. May be wrong for the case,
+    and the text says that."""
     if not verdict.is_hang:
         return ()
     text = "\n".join([verdict.summary, *(frame for group in verdict.groups[:GROUPS_READ] for frame in group.frames)])

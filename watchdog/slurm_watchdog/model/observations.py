@@ -40,7 +40,20 @@ BY_SLURM, BY_CLAIM = "slurm", "claim"
 its environment alone, as the user whose job Slurm says that it is."""
 
 
-class Process(Struct):
+class Work(Struct):
+    """How busy one process was lately, as its node has summed it up from look to look; None: not known."""
+
+    cpu_ratio: float | None = None  # Cores that it used, on average over half a minute.
+    io_bytes_s: float | None = None  # Bytes a second that it read and wrote through system calls, over the same time.
+    storage_age_s: float | None = None
+    """Since it was last seen waiting for a disk or a file for a moment, as one that moves data; None: never."""
+    worked_age_s: float | None = None
+    """Since a look showed that it had computed or moved data, or the first of it."""
+    quiet_s: float | None = None
+    """Since it, having used most of a core, was last seen to use more than next to nothing."""
+
+
+class Process(Work):
     """One process of a Slurm job on one node, at one moment."""
 
     pid: int
@@ -70,8 +83,8 @@ class Process(Struct):
     """Of a rank: after so long its library gives a collective up, as it was told; None: not known."""
     collective_timeout_assumed: bool = False  # Nothing says so: it is torch's own default.
     runnable_s: float | None = None
-    """Of a rank: so long its main thread has run, or was ready to run; the rest of its life it slept. None where not
-    looked at in this tick."""
+    """Of a rank: so long its main thread has run, or was ready to run; the rest of its life it slept."""
+    runnable_age_s: float | None = None  # Since that was read, about once a minute; None: just now.
 
 
 class LogFile(Struct):
@@ -186,7 +199,23 @@ class GpuHealth(Struct):
     mig: tuple[MigInstance, ...] | None = None  # None: MIG is off or unknown; its utilisation is then the whole GPU's.
 
 
-class Gpu(GpuHealth):
+class GpuPast(Struct):
+    """What the recent past of a GPU tells, as its node has summed it up from look to look."""
+
+    idle_age_s: float | None = None  # So long every look has found it doing (almost) nothing; None: it is not so.
+    busy_age_s: float | None = None  # So long every look has found it busy.
+    recent_sm_clock_hz: float | None = None  # Under load, over a minute; None: not busy for long enough.
+    usual_sm_clock_hz: float | None = None  # Under load: average over about the last two hours.
+    recent_power_w: float | None = None  # Likewise: one that spins in a collective is busy and draws much less.
+    usual_power_w: float | None = None  # The most that its average over a minute came to; forgotten over hours.
+    usual_work_ratio: float | None = None  # Likewise, of the share of its tensor cores or memory that worked.
+    throttled: tuple[tuple[str, float], ...] = ()
+    """Reason why its clocks were held down -> share of the last five minutes under load; what was rarer is left out."""
+    idle_ratio: float | None = None  # In which share of the time since the last whole report it did nothing.
+    looks: int = 0  # So many looks that is the mean of.
+
+
+class Gpu(GpuHealth, GpuPast):
     """One GPU of a node at one moment, as NVML sees it. None: it did not say.
 
     Four names that are never the same thing: the UUID is the GPU's own; the PCI address is its slot; the minor is the

@@ -126,4 +126,5 @@ class Reply(Struct):
     running: tuple[str, ...] | None = None
     """SLURM_JOB_ID of every job that Slurm has on this node now, watched, ending or not; None: not known."""
     controller_id: str = ""  # New at every start of the controller: agents send the recent past again to it.
-    interval_s: float | None = None  # Between two reports from now on, where the agent's is shorter; None: as before.
+    closely: bool | None = None
+    """Whether each report from now on is to be whole: a job here is late, starts, or is asked about; None: as before."""

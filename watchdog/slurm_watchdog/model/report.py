@@ -156,6 +156,21 @@ class Report(Struct):
     links: tuple[Link, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     """What is not in `processes`: a release without this field takes them for ended, which is no harm."""
+    state: bytes = b""
+    """A class for each process, GPU, mount and link of the node (slurm_watchdog.agent.frames). A controller compares it
+    with the one before and reads nothing in it."""
+    same_as: int = 0
+    """0: a whole report. Else a small one: the node is as the whole report of this number said (`HELD` has which of its
+    fields hold), of the same agent and with the same `state`. One that is not known makes UNKNOWN: the node is heard,
+    and nothing is known of what it does."""
+
+
+HELD = (
+    "processes", "left_out", "mounts", "hung_probes", "gpus", "checkpoints", "gpu_holders", "wishes", "usages",
+    "pressures", "links", "problems",
+)  # fmt: skip
+"""What a small report leaves out: it is as in the whole one that it names. All else is in each: what happened (events,
+node_events, results), logs and supervisors."""
 
 
 def _own_fields() -> dict[type, str]:

@@ -29,6 +29,7 @@ from tests.accuracy.looks import Look
 from tests.accuracy.scene import Scene
 from tests.accuracy.training import Job, Node, Rank, Worker
 from tests.accuracy.world import INTERVAL_S, Mount, World
+from tests.builders.summed import Memory, summed
 
 RECORDS_S = 25.0
 """Records of collectives are there so long after a hang has fired: as long as a collection takes."""
@@ -79,6 +80,7 @@ class Drive:
         self._next_report = {node.name: node.phase for node in world.nodes}
         self._mail: dict[str, list[_Mail]] = {node.name: [] for node in world.nodes}
         self._readers = {node.name: Reader() for node in world.nodes}
+        self._memory = Memory()
         self._answers: list[tuple[float, int, object]] = []
         self._asked: dict[str, float] = {}
         self._out: set[str] = set()
@@ -142,7 +144,7 @@ class Drive:
     def _report(self, node: Node, t: float) -> None:
         rng = self.world.rng
         if not node.silent:
-            report = report_of(self.world.report(node), self._readers[node.name])
+            report = summed(report_of(self.world.report(node), self._readers[node.name]), t, self._memory)
             late_s = 3.0 + 12.0 * rng.random() if rng.random() < LATE_SHARE else 0.0
             if late_s:
                 self.story.late.append((t, late_s))

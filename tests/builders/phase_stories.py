@@ -26,6 +26,7 @@ from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, Proc
 from slurm_watchdog.model.protocol import JobWatch
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from tests.builders.summed import Memory, summed
 from tests.builders.views import process, slurm_job
 
 WALL = 1_790_000_000.0
@@ -221,6 +222,7 @@ class Agent:
         self.starts = self.sequence = 0
         self.heard: object = None
         self.again = False
+        self.memory = Memory()
         self.start(None)
 
     def start(self, memory: LogMemory | None) -> None:
@@ -260,10 +262,11 @@ class Agent:
             found = [*(each for each in self.disk.again(now) if each not in found), *found]
         self.again = False
         self.sequence += 1
-        return Report(
+        report = Report(
             node=self.name, boot_id="b", agent_id=f"{self.name}:{self.starts}", sequence=self.sequence,
             processes=self.ranks, logs=logs, events=(*events, *found), checkpoints=rows, made_s=now + UP_S,
         )  # fmt: skip
+        return summed(report, now, self.memory)
 
 
 class Delivery:

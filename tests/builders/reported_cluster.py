@@ -9,6 +9,7 @@ from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.observations import Event, EventKind, Process
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from tests.builders.summed import Memory, summed
 from tests.builders.views import slurm_job
 
 
@@ -19,6 +20,7 @@ class Cluster:
         self.state = ClusterState(silent_after_s=15, report_lifetime_s=60)
         self.now = 1000.0
         self.sequence = 0
+        self.memory = Memory()
         self.slurm()
 
     def slurm(self, **changes: Any) -> None:
@@ -29,7 +31,8 @@ class Cluster:
         self.now += wait
         self.sequence += 1
         given = {"boot_id": "b" + node, "agent_id": "a", "sequence": self.sequence}
-        return self.state.apply_report(Report(node=node, processes=processes, **{**given, **changes}), self.now)
+        report = Report(node=node, processes=processes, **{**given, **changes})
+        return self.state.apply_report(summed(report, self.now, self.memory), self.now)
 
     def step(self, number: int, wait: float = 5.0, **changes: Any) -> None:
         self.report(wait=wait, events=(progress_event(number, **changes),))

@@ -79,7 +79,9 @@ class Training:
             idle = float(into < work - base[rank] * (1 - self.host_share)) if self.gpus else None
             ran = at if self.spins else self.ran[rank] + min(into, work)
             due = (self.ticks[node] + rank) % 12 == 0
-            self.tally.note(self.key(rank), runnable_s=ran if due else None, idle=idle, at=at)
+            self.tally.note(
+                self.key(rank), runnable_s=ran if due else None, idle=None if idle is None else (idle, 1), at=at
+            )
 
     def key(self, rank: int) -> RankKey:
         return RankKey(rank, f"n{rank // self.per_node + 1}", 100 + rank, 5)

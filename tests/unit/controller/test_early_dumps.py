@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from slurm_watchdog.agent.sums import ProcessSums
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.evidence.requests import EARLY_DUMPS_AN_HOUR, early_budget
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.counter_clock import PAUSE_KEPT_S, SETTLED_AFTER, Paces
 from slurm_watchdog.controller.state.run import Run, new_run
 from slurm_watchdog.controller.state.run_updates import note_early_dump, note_event, note_on_disk, note_snapshot
-from slurm_watchdog.controller.state.run_view import job_view
-from slurm_watchdog.controller.state.training_steps import ProcessRates
+from slurm_watchdog.controller.state.run_view import Moment, job_view
 from slurm_watchdog.model.cluster_view import JobView, StillRow
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, LogFile
@@ -46,7 +46,7 @@ def trained(steps: int = 60, every_s: float = 5.0) -> Run:
 
 def seen(run: Run, now: float) -> JobView:
     state = ClusterState(silent_after_s=600, report_lifetime_s=60)
-    return job_view(run, run.job, now, state.nodes, state.gpus, ())
+    return job_view(run, run.job, Moment(now, now, now), state.nodes, state.gpus, ())
 
 
 def row_of(run: Run, now: float = 400.0) -> StillRow:
@@ -173,7 +173,7 @@ def test_a_run_has_its_dumps_of_an_hour_and_then_one_at_a_time() -> None:
 
 
 def test_who_works_is_known_from_one_report_to_the_next() -> None:
-    rates = ProcessRates(0.0, 10.0, 1000)
+    rates = ProcessSums(0.0, 10.0, 1000)
 
     def worked(now: float, cpu_s: float, io_bytes: int) -> float | None:
         rates.update(process(0, cpu_s=cpu_s, io_bytes=io_bytes), now)

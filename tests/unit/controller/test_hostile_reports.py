@@ -30,6 +30,7 @@ FIXED: dict[str, Any] = {
     "node": HOSTILE,
     "left_out": (),
     "results": (),
+    "same_as": 0,
 }
 """Of a report, what makes it one that is taken; results answer questions and are kept nowhere."""
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -73,7 +74,7 @@ def hostile(kind: inspect.Type, name: str, number: int) -> Any:
         case inspect.FloatType():
             return float(number)
         case inspect.BytesType():
-            return "Ynl0ZXM="
+            return b"bytes"
         case _:
             return f"{name}-{number}"
 
@@ -91,7 +92,7 @@ def report(sequence: int) -> Report:
             numbers = range(sequence * ROWS_A_ROUND, (sequence + 1) * ROWS_A_ROUND)
             fields[field.name] = [hostile(field.type.item_type, field.name, number) for number in numbers]
         else:
-            fields[field.name] = "x" if isinstance(field.type, inspect.StrType) else 5
+            fields[field.name] = {inspect.StrType: "x", inspect.BytesType: b"x" * 100_000}.get(type(field.type), 5)
     fields["sequence"] = sequence
     return msgspec.convert(fields, Report)
 

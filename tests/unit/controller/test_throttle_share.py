@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_watchdog.agent.sums import NodeSums
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.nodes import Nodes
 from slurm_watchdog.model.observations import Gpu, Resource, Usage
@@ -11,7 +12,7 @@ from slurm_watchdog.model.report import Report
 
 
 def test_share_of_a_reason_under_load_rises_falls_and_is_forgotten() -> None:
-    nodes, at = Nodes(LeftOut()), 0.0
+    sums, at = NodeSums(), 0.0
 
     def looks(
         count: int, *reasons: tuple[str, ...] | None, busy: float = 1.0, pids: tuple[int, ...] = (1, 2)
@@ -20,9 +21,8 @@ def test_share_of_a_reason_under_load_rises_falls_and_is_forgotten() -> None:
         for number in range(count):
             at += 5.0
             gpu = Gpu(uuid="GPU-0", index=0, utilization_ratio=busy, throttle=reasons[number % len(reasons)], pids=pids)
-            nodes.apply(Report(node="n1", boot_id="b", agent_id="a", sequence=1, gpus=(gpu,)), at)
-        (view,) = nodes.views()
-        return dict(view.gpus[0].throttled)
+            (row,) = sums.add(Report(node="n1", boot_id="b", agent_id="a", sequence=1, gpus=(gpu,)), at).gpus
+        return dict(row.throttled)
 
     assert looks(60, ()) == {}
     assert looks(120, ("hw_thermal_slowdown",), ())["hw_thermal_slowdown"] > 0.4

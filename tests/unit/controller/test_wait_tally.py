@@ -56,19 +56,28 @@ def test_a_gap_and_an_interruption_are_no_sleep() -> None:
 def test_the_idle_share_of_gpus() -> None:
     tally = WaitTally()
     for look in range(13):
-        tally.note(ONE, runnable_s=None, idle=0.5 if look % 2 else 0.0, at=5.0 * look)
+        tally.note(ONE, runnable_s=None, idle=(0.5, 1) if look % 2 else (0.0, 1), at=5.0 * look)
     (block,) = tally.blocks()
     assert (list(block.gpu_looks), round(block.gpu_idle[0] / WHOLE, 2)) == ([12], 0.25)
     assert list(block.seconds) == [0]
 
 
+def test_a_reading_that_is_reported_again_counts_once() -> None:
+    tally = WaitTally()
+    for at, ran_s in ((0.0, 100.0), (5.0, 100.0), (30.0, 100.0), (60.0, 130.0), (61.0, 130.0)):
+        tally.note(ONE, runnable_s=ran_s, idle=None, at=at, read_at=0.0 if at < 60.0 else 60.0)
+    assert [list(each.seconds) for each in tally.blocks()] == [[0]]
+    tally.note(ONE, runnable_s=190.0, idle=None, at=125.0, read_at=120.0)
+    assert [(list(each.seconds), shares(each)) for each in tally.blocks()][1] == ([60], [0.5])
+
+
 def test_of_several_gpus_the_least_busy_one_counts_and_one_that_says_nothing_makes_it_unknown() -> None:
     gpus = (
-        Gpu(uuid="a", index=0, utilization_ratio=1.0, pids=(7, 8)),
-        Gpu(uuid="b", index=1, utilization_ratio=0.25, pids=(7,)),
+        Gpu(uuid="a", index=0, idle_ratio=0.0, looks=6, pids=(7, 8)),
+        Gpu(uuid="b", index=1, idle_ratio=0.75, looks=6, pids=(7,)),
         Gpu(uuid="c", index=2, pids=(8,)),
     )
-    assert idle_shares(gpus) == {7: 0.75, 8: None}
+    assert idle_shares(gpus) == {7: (0.75, 6), 8: None}
 
 
 def test_of_very_many_ranks_less_of_the_past_is_kept() -> None:

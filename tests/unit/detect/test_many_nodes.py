@@ -95,7 +95,7 @@ def test_the_share_of_silent_nodes_is_that_of_a_plain_count(view: ClusterView) -
         for node in view.nodes
         if not (node.name in slurm and is_away(slurm[node.name].state))
         and not (
-            node.name in view.silent_nodes and node.name in slurm and may_be_starting(node, slurm[node.name], NOW)
+            node.name in view.silent_nodes and node.name in slurm and may_be_starting(view, node, slurm[node.name])
         )
     ]  # fmt: skip
     assert share_silent(view) == (sum(node.name in view.silent_nodes for node in here), len(here))

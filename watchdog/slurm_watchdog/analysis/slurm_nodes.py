@@ -98,9 +98,10 @@ def jobs_by_node(view: ClusterView) -> dict[str, tuple[str, ...]]:
 BOOT_S = 600.0  # A node that was just given back may still be starting, as ResumeTimeout of slurm.conf(5) has it.
 
 
-def may_be_starting(node: NodeView, slurm: SlurmNodeView, now: float) -> bool:
+def may_be_starting(view: ClusterView, node: NodeView, slurm: SlurmNodeView) -> bool:
     """Whether it was returned to service so lately, and has not reported since, that its silence says nothing yet."""
-    return slurm.back_at is not None and now - slurm.back_at < BOOT_S and node.reported_at < slurm.back_at
+    back_at = slurm.back_at
+    return back_at is not None and view.now - back_at < BOOT_S and view.last_heard(node) < back_at
 
 
 def share_silent(view: ClusterView) -> tuple[int, int]:
@@ -112,7 +113,7 @@ def share_silent(view: ClusterView) -> tuple[int, int]:
         away |= {
             node.name
             for node in view.nodes
-            if node.name in silent and node.name in slurm and may_be_starting(node, slurm[node.name], view.now)
+            if node.name in silent and node.name in slurm and may_be_starting(view, node, slurm[node.name])
         }
     here = [node.name for node in view.nodes if node.name not in away]
     return sum(1 for name in here if name in silent), len(here)

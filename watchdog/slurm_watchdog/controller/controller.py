@@ -36,7 +36,7 @@ from slurm_watchdog.controller.policy.rules import mode_words
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.run_records import RunRecords
 from slurm_watchdog.controller.slow_nodes import SlowNodes
-from slurm_watchdog.controller.state.agents import LONGEST_S, ReportInterval, with_shared_values
+from slurm_watchdog.controller.state.agents import with_shared_values
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.journal.journal import Journal, JournalError
@@ -91,10 +91,7 @@ class Controller:
             silent_after_s=config.controller.agent_silent_after,
             report_lifetime_s=config.report_lifetime_s,
             partitions=config.jobs.partitions,
-            report_interval=ReportInterval(
-                usual_s=config.agent.interval,
-                longest_s=min(LONGEST_S, config.report_lifetime_s / 2, config.controller.agent_silent_after / 2),
-            ),
+            report_interval_s=config.agent.interval,
         )
         self.evidence = EvidenceRequests(self.state, self.commands, probe_deadline_s=config.agent.probe_deadline)
         self.reach = Reach(self.state, outside.answers)
@@ -208,7 +205,6 @@ class Controller:
             self.recorder.record(report, now)
         for result in report.results:
             self.commands.resolve(result)
-        starting = now - self.started_mono < self.config.controller.agent_silent_after
         return Reply(
             commands=self.commands.pop(report.node),
             watch=tuple(
@@ -219,8 +215,7 @@ class Controller:
             # Sent only once the jobs are known: what agents then report again belongs to a job.
             running=self.state.running_on(report.node, now, self.judge.slurm_patience_s),
             controller_id=self.controller_id if self.state.slurm_at is not None else "",
-            # After a start few have been heard: so long none is to report more often than it does.
-            interval_s=max(self.state.least_interval_s, report.interval_s if starting else 0.0),
+            closely=report.node in self.commands.close or report.node in self.state.unsure_of,
         )
 
     async def read_slurm(self) -> None:
@@ -281,7 +276,6 @@ class Controller:
         incidents at once hold up no action and no report. What is judged is judged before it yields first."""
         now = clock.monotonic()
         self._busy.note(now, clock.thread_cpu())
-        self.state.follow_load(now, self._busy.share())
         began_before, self._last_began = self._last_began, now
         if began_before is not None and now - began_before > self._pause_s:
             log.warning("the controller was stalled for %.0f s: all timeouts start over", now - began_before)
@@ -295,6 +289,7 @@ class Controller:
             self.evidence.serve(findings, now)
             self.reach.serve(self.judge.view)
             changes = self.judge.conclude(findings, now, clock.wall(), self.actions.acting())
+            self.commands.look_closely(self.judge.close_nodes())
             yield from self.news.report(changes, now)
             self.runs.update(self.judge.view, clock.wall())
             self.slow_nodes.update(self.judge.view, self.judge.incidents, self.state.jobs)
@@ -312,7 +307,6 @@ class Controller:
             lambda incident: self.silences.silence_of(incident) is not None,
         )  # fmt: skip
         self.metrics.show_health(self._newest_health(), self.judge.incidents)
-        self.metrics.report_interval.set(self.state.report_interval_s)
         self.metrics.show_deliveries(self.notifier.deliveries())
         self.metrics.show_left_out(self.state.left_out.totals)
         self.metrics.show_crowds(self.left_out(clock.monotonic()))
@@ -385,7 +379,6 @@ class Controller:
                 restarting=self.actions.restarting(),
                 deliveries=self.notifier.deliveries(),
                 busy_share=self._busy.share(),
-                report_interval_s=self.state.report_interval_s,
                 personal=self.personal,
             )
         )

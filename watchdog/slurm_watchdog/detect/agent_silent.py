@@ -33,7 +33,7 @@ def detect(view: ClusterView) -> list[Finding]:
     together, excused = _just_fell_silent(view, nodes, silent), frozenset(view.excused_nodes)
     findings = []
     for node in nodes:
-        finding, slurm, age_s = SPEC.about(f"node:{node.name}"), states.get(node.name), view.now - node.reported_at
+        finding, slurm, age_s = SPEC.about(f"node:{node.name}"), states.get(node.name), view.now - view.last_heard(node)
         if node.name not in silent:
             is_excused = node.name in excused
             findings.append(finding if is_excused else finding.ok(f"the agent of {node.name} reports"))
@@ -43,7 +43,7 @@ def detect(view: ClusterView) -> list[Finding]:
         if view.slurm_nodes and (slurm is None or not state or is_away(state, slurm.runs_job) or is_lost(state)):
             # Told as node_down, or as nothing at all: a node that is switched off or not in the cluster has no agent.
             finding = finding.ok(f"Slurm says that {node.name} is {state or 'no node of this cluster'}")
-        elif slurm is not None and not may_be_starting(node, slurm, view.now) and node.name not in together:
+        elif slurm is not None and not may_be_starting(view, node, slurm) and node.name not in together:
             there = ", ".join(jobs.get(node.name, ()))
             finding = finding.bad(
                 f"The agent of {node.name} has not reported for {age_s:.0f} s, while Slurm has the node as {state}: "
@@ -63,7 +63,7 @@ def _just_fell_silent(view: ClusterView, nodes: list[NodeView], silent: set[str]
     if view.silent_after_s is None:
         return frozenset()
     since = view.now - view.silent_after_s - TOGETHER_S
-    found = frozenset(node.name for node in nodes if node.name in silent and node.reported_at > since)
+    found = frozenset(node.name for node in nodes if node.name in silent and view.last_heard(node) > since)
     return found if len(found) >= MIN_TOGETHER else frozenset()
 
 

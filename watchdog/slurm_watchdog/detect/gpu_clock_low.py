@@ -27,7 +27,6 @@ CHOSEN = frozenset({"gpu_idle", "applications_clocks_setting", "sync_boost", "di
 PEERS_SHARE = 0.1  # Slower than the median of the job's busy GPUs by more than this.
 OWN_SHARE = 0.07  # And slower than its own past by more than this, unless the card says what holds it back.
 
-ROOM = 1.03  # For clocks to change before their job is judged again.
 PEERS = 3  # Busy GPUs of the same model to compare with, at least: a median of fewer is one of them.
 
 
@@ -67,16 +66,6 @@ def detect(view: ClusterView, job: JobView) -> Finding | None:
         exclude_nodes=tuple(dict.fromkeys(each.view.node for each, _, _ in slow)),
         actionable=all(_has_a_past(each) for each, _, _ in slow),
     )
-
-
-def steady_clocks_hz(job: JobView) -> tuple[float, float] | None:
-    """The lowest and the highest clock with which no GPU of a job is slower than its peers, around those of now; None:
-    one is, or one does nothing."""
-    clocks_hz = [each.view.recent_sm_clock_hz or 0.0 for each in job.gpus]
-    highest_hz = ROOM * max(clocks_hz, default=0.0)
-    lowest_hz = highest_hz * (1 - PEERS_SHARE)
-    still = any(each.view.idle_since is not None for each in job.gpus)
-    return None if still or min(clocks_hz, default=0.0) < lowest_hz else (lowest_hz, highest_hz)
 
 
 def _is_low(each: RankGpu, clock_hz: float, peers_hz: float) -> bool:

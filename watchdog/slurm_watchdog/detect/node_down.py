@@ -51,7 +51,7 @@ def _node_finding(
     silent: bool,
     jobs: Sequence[str],
 ) -> Finding:
-    finding, age_s = SPEC.about(f"node:{node.name}"), view.now - node.reported_at
+    finding, age_s = SPEC.about(f"node:{node.name}"), view.now - view.last_heard(node)
     quiet, is_down = silent or age_s > FRESH_S, is_lost(slurm.state)
     if is_away(slurm.state, slurm.runs_job) or not (is_down or gone):
         return finding.ok(f"Slurm has {node.name} as {slurm.state}")

@@ -30,13 +30,13 @@ def detect(view: ClusterView) -> list[Finding]:
         return [finding if unheard else finding.ok(f"{known - silent} of {known} agents report")]
     mute = set(view.silent_nodes) - away_nodes(view)
     missing = [node for node in view.nodes if node.name in mute]
-    shortest_s = min(view.now - node.reported_at for node in missing)
+    shortest_s = min(view.now - view.last_heard(node) for node in missing)
     return [
         SPEC.about("cluster").bad(
             f"{silent} of {known} agents are silent: the network, the power, or this machine's own link. "
             "What happens there is unknown, and nothing is done about any job while it lasts.",
             culprits=tuple(
-                Culprit(node=node.name, reason=f"no report for {view.now - node.reported_at:.0f} s")
+                Culprit(node=node.name, reason=f"no report for {view.now - view.last_heard(node):.0f} s")
                 for node in missing[:NAMED]
             ),
             facts=(f"the last of them fell silent {shortest_s:.0f} s ago", "compare with: sinfo -R"),

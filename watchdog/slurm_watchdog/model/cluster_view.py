@@ -5,6 +5,7 @@ Every age is in seconds before `ClusterView.now`, on the controller's monotonic 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from itertools import islice
 
@@ -356,6 +357,7 @@ class ClusterView(Struct):
     silent_after_s: float | None = None  # A node counts as silent after this time without a report.
     unreached: tuple[UnreachedNode, ...] = ()
     nodes: tuple[NodeView, ...] = ()  # Every node that has ever reported, silent ones with what they said last.
+    heard_at: Mapping[str, float] = {}  # Node -> when its newest report was made, a small one, too.
     slurm_nodes: tuple[SlurmNodeView, ...] = ()
     ended: tuple[EndedJob, ...] = ()
     waiting: tuple[JobView, ...] = ()  # Jobs that neither run nor are over: completing, or requeued and waiting.
@@ -369,3 +371,7 @@ class ClusterView(Struct):
     date: float | None = None  # Of `now`, as seconds since the epoch; None: no one has said.
     asked: frozenset[str] | None = None
     """Subjects of the open incidents: of nothing else it need be said that it is well. None: of all."""
+
+    def last_heard(self, node: NodeView) -> float:
+        """When the node's newest report was made."""
+        return self.heard_at.get(node.name, node.reported_at)

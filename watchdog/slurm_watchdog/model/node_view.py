@@ -75,10 +75,10 @@ class LinkView(Struct):
 
 
 class NodeView(Struct):
-    """What a node itself is like, as its newest report said. `*_at` are on the clock of `ClusterView.now`."""
+    """What a node itself is like, as its newest whole report said. `*_at` are on the clock of `ClusterView.now`."""
 
     name: str
-    reported_at: float
+    reported_at: float  # When its newest whole report was made.
     boot_id: str = ""
     gpus: tuple[GpuView, ...] = ()
     events: tuple[SeenEvent, ...] = ()  # Of the last hour at most, oldest first, since the agent was started.

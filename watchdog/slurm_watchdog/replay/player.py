@@ -16,6 +16,7 @@ from itertools import chain, count, groupby, islice
 import msgspec
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.sums import NodeSums
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.owned_paths import OwnedPaths
 from slurm_watchdog.controller.incidents.judge import IncidentChange, Judge
@@ -152,6 +153,7 @@ class TracePlayer:
         )
         self._listing = SlurmListing(tally, self.silent_after_s)
         self._nodes: dict[str, Node] = {}
+        self._sums: dict[tuple[str, str], NodeSums] = {}  # (node, boot) -> what it would have summed up.
         self._listed = SlurmView(jobs=(), nodes=())
         self._mounts: set[str] = set()
         self._own = compile_patterns(config.jobs.progress_patterns)
@@ -294,7 +296,9 @@ class TracePlayer:
             # A filesystem is taken up when someone is blocked on it: who says so comes before those who answer for it.
             reports.sort(key=lambda each: not any(process.blocked for process in each[-1].processes))
         for report in chain.from_iterable(reports):
-            self.state.apply_report(report, moment.t)
+            sums = self._sums.setdefault((report.node, report.boot_id), NodeSums())
+            self.state.apply_report(sums.add(report, moment.t - report.age_s), moment.t)
+            sums.begin()
         for record in moment.records:
             if isinstance(record, records.Stack):
                 self._dumps.add_stack(record, moment.t)

@@ -90,7 +90,7 @@ class Reach:
 
     def serve(self, view: ClusterView) -> None:
         """Asks after the nodes of jobs whose agents are late; never waits."""
-        late = {each.name for each in view.nodes if view.now - each.reported_at >= LATE_S}
+        late = {name for name, at in view.heard_at.items() if view.now - at >= LATE_S}
         self._asked = {name: asked for name, asked in self._asked.items() if name in late}
         busy = jobs_by_node(view) if late else {}
         for name in sorted(late & busy.keys()):

@@ -96,7 +96,7 @@ def _controller(seen: HealthInputs) -> Iterable[Reason]:
     if seen.busy_share is not None and seen.busy_share >= FULL:
         yield _warning(
             f"the controller has taken {seen.busy_share:.0%} of a core for a minute: reports wait and decisions are "
-            f"late; agents now report every {duration(seen.report_interval_s)}, and a faster core helps"
+            "late; a faster core helps"
         )
     if seen.journal_error:
         yield _unknown(f"the journal cannot be written, so nothing is done ({seen.journal_error})")

@@ -73,7 +73,6 @@ class HealthInputs(Struct):
     restarting: frozenset[str] = frozenset()  # Jobs that an action starts again, and that are not seen to train yet.
     deliveries: Sequence[Delivery] = ()
     busy_share: float | None = None  # See `busy`; None: not known.
-    report_interval_s: float = 5.0  # Of each agent, as it was asked for.
     personal: bool = False  # A `run` or `attach`: agents look into their own user's processes; its job is a training.
 
 

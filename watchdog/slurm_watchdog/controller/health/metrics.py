@@ -139,7 +139,6 @@ class ControllerMetrics:
         self._oldest = gauge("notifications_oldest_age_seconds", "Age of the oldest message that waits", "channel")
         self._failing = gauge("notifications_failing_seconds", "Since a channel's messages began to fail", "channel")
         self._nodes = gauge("nodes", "Nodes by what their agents do", "state")
-        self.report_interval = gauge("report_interval_seconds", "Between two reports of an agent, as it was asked for")
         self.reports = counter("reports_total", "Reports received", "outcome")
         self.refused_connections = counter("refused_connections_total", "Refused connections of agents", "reason")
         self.lost_streams = counter("lost_streams_total", "Connections of agents that ended, by how", "reason")

@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace as with_values
+from operator import sub
 from typing import Any
 
 from msgspec.structs import replace
@@ -25,9 +26,8 @@ from slurm_watchdog.controller.incidents.correlate import (
 from slurm_watchdog.controller.incidents.hang_memory import HangMemory
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.run import Run
-from slurm_watchdog.controller.state.run_view import later
+from slurm_watchdog.controller.state.run_view import Moment, later
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.gpu_clock_low import steady_clocks_hz
 from slurm_watchdog.detect.registry import SPECS, Settings, findings_of, spec_of
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.detect.stalled_progress import StalledProgress
@@ -156,6 +156,9 @@ def _cut(own: Any, within_s: float, *names: str) -> Any:
 log = logging.getLogger(__name__)
 
 
+NUMBERS_S = 15.0
+"""Numbers of a job that makes steps, and of which nothing is wrong, are judged so often: what they alone can show (a
+slow GPU, a pace that changes) is a matter of minutes. A changed class is judged at once."""
 DUE_EARLY_S = 1e-6  # Sums of floats are not exact: rather judged once more than late.
 RESOLVE_AFTER_REPORTS = 2  # A condition has to be gone for so many reports before its incident closes.
 BY_LIMIT = frozenset({IncidentKind.COLLECTIVE_HANG, IncidentKind.STALLED_PROGRESS})
@@ -194,6 +197,18 @@ class JudgedRun(Struct):
     findings: tuple[Finding, ...]
     limit_s: float
     due_at: float  # When it has to be judged again, if nothing comes.
+    holds_s: tuple[
+        float, float
+    ]  # The same of comparisons with ages that steps, and looks at logs, move: after so long.
+    moved_at: tuple[float, float, float]  # From when these ages count (Run.moved_at).
+
+    def holds(self, run: Run, now: float) -> bool:
+        """Whether it is what would be said of the run at `now`; a number, or a step, of one that is calm may wait."""
+        if run.is_due or not self.at <= now < self.due_at or (run.has_numbers and now - self.at >= NUMBERS_S):
+            return False
+        age_s = now - self.at
+        step_s, grew_s, read_s = map(sub, run.moved_at, self.moved_at) if run.has_numbers else (0.0, 0.0, 0.0)
+        return age_s - step_s < self.holds_s[0] and age_s - min(grew_s, read_s) < self.holds_s[1]
 
 
 class IncidentChange(Struct):
@@ -290,13 +305,13 @@ class Judge:
         around = self.state.surroundings(now)
         around = replace(around, asked=asked, suspects=self.suspects(), searches=self.searches())
         self.view, active = around, self.state.runs.active()
-        world = (self._slurm_is_fresh(), around.searches, around.reservations, self.state.report_interval_s)
+        world = (self._slurm_is_fresh(), around.searches, around.reservations)
         if world != self._world:
             self.state.runs.judge_all()
         self._world, known = world, self._judged
         self._judged = {
             job_id: judged
-            if (judged := known.get(job_id)) is not None and not run.is_due and judged.at <= now < judged.due_at
+            if (judged := known.get(job_id)) is not None and judged.holds(run, now)
             else self._judge_run(run, around)
             for job_id, run in active
         }
@@ -316,14 +331,15 @@ class Judge:
         return findings
 
     def _judge_run(self, run: Run, around: ClusterView) -> JudgedRun:
-        run.is_due, clock = False, Clock()
-        now = ticking(around.now, clock)
-        job = self.state.view_of(run, now)
+        run.is_due = run.has_numbers = False
+        clocks = clock, by_steps, by_logs = Clock(), Clock(), Clock()
+        moment = Moment(*(ticking(around.now, each) for each in clocks))
+        now, job = moment.now, self.state.view_of(run, moment)
         findings, limit_s = self.findings_of(job, around, now)
         open_ended = [each for each in findings if each.truth is not Truth.OK and type(each.duration_s) is Ticking]
         # How long something is gone is shown, and judged with other jobs, as of this moment.
         lasts = not open_ended and type(limit_s) is float and all(each.gone_s is None for each in job.processes)
-        run.steady_hz = steady_clocks_hz(job) if lasts and _makes_steps(findings) else None
+        run.is_calm = lasts and _makes_steps(findings)
         return JudgedRun(
             at=around.now,
             view=job,
@@ -333,6 +349,8 @@ class Judge:
             ),
             limit_s=plain(limit_s),
             due_at=around.now + clock.holds_s - DUE_EARLY_S if lasts else around.now,
+            holds_s=(by_steps.holds_s - DUE_EARLY_S, by_logs.holds_s - DUE_EARLY_S),
+            moved_at=run.moved_at,
         )
 
     def findings_of(self, job: JobView, around: ClusterView, now: float) -> tuple[list[Finding], float]:
@@ -430,6 +448,16 @@ class Judge:
         if incident.state is IncidentState.RESOLVED and incident.subject.startswith("mount:"):
             self.state.filesystems.end(incident.subject)
             self.state.runs.grant_grace(now, incident.job_ids)
+
+    def close_nodes(self) -> frozenset[str]:
+        """Nodes of which every look counts: those of jobs that start, are late, are asked about, or have no steps that
+        can be read, and those that open incidents are about."""
+        runs, found = self.state.runs, set[str]()
+        jobs = {job_id for job_id, run in runs.active() if not run.is_calm}
+        for incident in self.incidents:
+            jobs.update(incident.jobs_now)
+            found.update(each.node for each in incident.culprits if each.node)
+        return frozenset(found.union(*(run.job.nodes for job_id in jobs if (run := runs.get(job_id)) is not None)))
 
     def _slurm_is_fresh(self) -> bool:
         age_s = self.view.slurm_age_s

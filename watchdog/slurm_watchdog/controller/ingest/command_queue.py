@@ -1,5 +1,5 @@
-"""Commands to agents: pushed at once where there is a stream, else in the answer to the next report; their results come
-in the report after."""
+"""Commands to agents, and which nodes are to report closely: pushed at once where there is a stream, else in the answer
+to the next report; their results come in the report after."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class CommandQueue:
         self._waiting: dict[str, deque[Command]] = {}
         self._futures: dict[str, asyncio.Future[CommandResult]] = {}
         self._of_user: dict[str, int] = {}  # Command that waits -> whose job it is about, for shares.
+        self.close: frozenset[str] = frozenset()  # Nodes of which each report is to be whole.
         self.on_asked: Callable[[str], None] = lambda node: None  # Called with a node for which a command waits now.
 
     async def ask(self, node: str, command: Command, deadline_s: float, uid: int | None = None) -> CommandResult:
@@ -53,6 +54,12 @@ class CommandQueue:
     def pop(self, node: str) -> tuple[Command, ...]:
         """The commands for a node, handed out once."""
         return tuple(self._waiting.pop(node, ()))
+
+    def look_closely(self, nodes: frozenset[str]) -> None:
+        """Each report of these nodes is to be whole from now on; of others again in the answer to their next one."""
+        new, self.close = nodes - self.close, nodes
+        for node in new:
+            self.on_asked(node)
 
     def resolve(self, result: CommandResult) -> None:
         """An answer has come; one that no one waits for any more is dropped."""

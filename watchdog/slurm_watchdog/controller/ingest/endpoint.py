@@ -209,7 +209,8 @@ class ReportEndpoint:
         """Sends the node at once what it was asked, if there is a stream on which it has been heard."""
         stream = self._streams.get(node)
         if self._commands is not None and stream is not None and stream.is_heard and self._is_active():
-            stream.send(ORDERS, encode_reply(Reply(commands=self._commands.pop(node))))
+            closely = True if node in self._commands.close else None
+            stream.send(ORDERS, encode_reply(Reply(commands=self._commands.pop(node), closely=closely)))
 
     def _greet(self, stream: Stream, hello: Hello) -> Awaitable[None] | None:
         if hello.version != VERSION:

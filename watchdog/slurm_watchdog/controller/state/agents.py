@@ -3,11 +3,11 @@ does not answer; the supervisors of jobs, as agents read them."""
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import heappop, heappush
 from sys import intern
 from typing import Any, Final
 
@@ -32,8 +32,9 @@ class _Agent:
     agent_id: str
     sequence: int
     reported_at: float
-    processes: tuple[Process, ...] = ()  # Of the newest report; none where they are too many to be kept.
-    excused: bool = False  # `reported_at` is when it was given its time again; its newest report is older.
+    whole: int = 0  # The newest whole report that was taken over; 0: none of this agent.
+    state: bytes = b""  # The classes in it.
+    processes: tuple[Process, ...] = ()  # Of it; none where they are too many to be kept.
 
 
 class Agents:
@@ -43,11 +44,14 @@ class Agents:
         self.silent_after_s = silent_after_s
         self._left_out = left_out
         self._agents: dict[str, _Agent] = {}
+        self._heard_at: dict[str, float] = {}  # Node -> when its newest report was made.
         self._offsets_s: dict[str, tuple[str, deque[float]]] = {}  # Node -> boot, and how far our clock is ahead.
-        self._registered = 0  # Reports so far.
-        self._reporting: tuple[tuple[float, int], tuple[str, ...]] | None = None
-        """Who reports, and at which moment: (now, reports taken until then)."""
+        self._next: list[tuple[float, str]] = []
+        """(when it had been heard, node) of each that was not silent then: a heap, the one heard longest ago first."""
+        self._silent: set[str] = set()
+        self._excused: set[str] = set()  # Given their time again, and not heard since.
         self._names: tuple[str, ...] = ()  # Of all nodes that have reported, sorted; empty: to be sorted again.
+        self._reporting: tuple[str, ...] | None = None  # Those that are not silent, by name; None: to be worked out.
 
     def has_room(self, node: str, listed: Collection[str]) -> bool:
         """Whether this node is known, or may become so: of those that Slurm does not list at most
@@ -60,7 +64,7 @@ class Agents:
         return False
 
     def processes(self, node: str) -> tuple[Process, ...]:
-        """The processes of the node's newest report; none where it is not kept."""
+        """The processes of the node's newest whole report; none where it is not kept."""
         agent = self._agents.get(node)
         return () if agent is None else agent.processes
 
@@ -79,46 +83,69 @@ class Agents:
         return max(at - MOST_WAITED_S, report.made_s + min(offsets_s))
 
     def register(self, report: Report, made_at: float) -> bool:
-        """Remembers this report of a node, made at `made_at`. False: it, or a later one, has come before."""
-        before = self._agents.get(report.node)
-        if before is not None and before.agent_id == report.agent_id and report.sequence <= before.sequence:
-            return False
-        self._registered += 1
-        if before is None:
+        """Remembers that this report of a node came, made at `made_at`. False: it, or a later one, has come before."""
+        name = report.node
+        agent = self._agents.get(name)
+        if agent is None:
+            self._agents[name] = _Agent(report.boot_id, report.agent_id, report.sequence, made_at)
             self._names = ()
+            self._hear(name, made_at)
+            return True
+        if agent.agent_id != report.agent_id:
+            agent.agent_id, agent.whole = report.agent_id, 0
+        elif report.sequence <= agent.sequence:
+            return False
+        agent.boot_id, agent.sequence = report.boot_id, report.sequence
+        self._excused.discard(name)
+        self._hear(name, max(made_at, agent.reported_at))
+        return True
+
+    def _hear(self, name: str, at: float) -> None:
+        if name in self._silent or name not in self._heard_at:
+            self._silent.discard(name)
+            self._reporting = None
+            heappush(self._next, (at, name))
+        self._agents[name].reported_at = self._heard_at[name] = at
+
+    def take_whole(self, report: Report) -> bool:
+        """This whole report says how its node is. Returns whether its classes are as they were; no class is none."""
+        agent = self._agents[report.node]
+        same = bool(report.state) and agent.whole > 0 and agent.state == report.state
         kept = len(report.processes) <= MAX_KEPT_ROWS
         if not kept:
             self._left_out.note("report_base", report.node, len(report.processes))
-        self._agents[report.node] = _Agent(
-            boot_id=report.boot_id,
-            agent_id=report.agent_id,
-            sequence=report.sequence,
-            reported_at=max(made_at, before.reported_at) if before is not None else made_at,
-            processes=report.processes if kept else (),
-        )
-        return True
+        agent.whole, agent.state = report.sequence, report.state
+        agent.processes = report.processes if kept else ()
+        return same
+
+    def is_as(self, report: Report) -> bool:
+        """Whether a small report names the whole one that was taken over last, with the same classes: its node is as
+        that one said. Else nothing is known of what it does."""
+        agent = self._agents[report.node]
+        return agent.whole == report.same_as and agent.state == report.state
 
     def excuse(self, node: str, now: float) -> None:
         """This node does not count as silent: nothing is known of an agent there that should have reported."""
-        self._agents[node].reported_at = now
-        self._registered += 1
+        self._hear(node, now)
 
     def forget_silence(self, now: float) -> None:
         """No agent counts as silent: they all get their time again. That is no report: see `excused`."""
-        self._registered += 1
-        for agent in self._agents.values():
-            agent.reported_at, agent.excused = now, True
+        for name in self._agents:
+            self._hear(name, now)
+        self._excused = set(self._agents)
 
     def excused(self) -> tuple[str, ...]:
         """Nodes that have not reported since they were given their time again, by name."""
-        return tuple(name for name in self.known() if self._agents[name].excused)
+        return tuple(sorted(self._excused))
 
     def forget_older_than(self, since: float, kept: Container[str]) -> list[str]:
         """Forgets the nodes that have not reported since then, but those in `kept`. Returns who they were."""
-        gone = [name for name, agent in self._agents.items() if agent.reported_at < since and name not in kept]
+        gone = [name for name, at in self._heard_at.items() if at < since and name not in kept]
         for name in gone:
-            del self._agents[name]
+            del self._agents[name], self._heard_at[name]
             self._offsets_s.pop(name, None)
+            self._silent.discard(name)
+            self._excused.discard(name)
             self._names, self._reporting = (), None
         return gone
 
@@ -129,18 +156,32 @@ class Agents:
 
     def reports(self, node: str, now: float) -> bool:
         """Whether this node has reported lately."""
-        agent = self._agents.get(node)
-        return agent is not None and now - agent.reported_at <= self.silent_after_s
+        at = self._heard_at.get(node)
+        return at is not None and now - at <= self.silent_after_s
 
     def reporting(self, now: float) -> tuple[str, ...]:
-        """The nodes that have reported lately, by name. Asked for hundreds of incidents at one moment, it is worked
-        out once."""
-        moment = (now, self._registered)
-        if self._reporting is None or self._reporting[0] != moment:
-            agents, since = self._agents, now - self.silent_after_s
-            found = tuple(name for name in self.known() if agents[name].reported_at >= since)
-            self._reporting = (moment, found)
-        return self._reporting[1]
+        """The nodes that have reported lately, by name: looked at are those alone that may have fallen silent."""
+        due, since = self._next, now - self.silent_after_s
+        while due and due[0][0] < since:
+            _, name = heappop(due)
+            at = self._heard_at.get(name)
+            if at is not None and at >= since:
+                heappush(due, (at, name))
+            elif at is not None and name not in self._silent:
+                self._silent.add(name)
+                self._reporting = None
+        if self._reporting is None:
+            self._reporting = tuple(name for name in self.known() if name not in self._silent)
+        return self._reporting
+
+    def silent(self, now: float) -> tuple[str, ...]:
+        """The others that are known, by name."""
+        self.reporting(now)
+        return tuple(sorted(self._silent))
+
+    def heard_at(self) -> dict[str, float]:
+        """Node -> when its newest report was made, a small one, too."""
+        return dict(self._heard_at)
 
     def known(self) -> tuple[str, ...]:
         """All nodes that have ever reported, by name."""
@@ -157,14 +198,17 @@ class Supervisors:
 
     def apply(
         self, report: Report, made_at: float, job_of: Callable[[str], SlurmJob | None]
-    ) -> Iterator[JobSupervisor]:
-        """Takes over what a job's batch host says of it, and yields it; what other nodes say counts for nothing."""
+    ) -> Iterator[tuple[JobSupervisor, bool]]:
+        """Takes over what a job's batch host says of it, and yields it, and whether that is news; what other nodes say
+        counts for nothing."""
         for each in report.supervisors:
             job = job_of(each.job_id)
             if job is not None and job.batch_host == report.node and job.restarts == each.restarts:
                 seen = Sighting(status=each.status, written_at=made_at - each.age_s, read_at=made_at - each.read_age_s)
+                before = self.last_word(job)
                 self._known[each.job_id] = each.restarts, seen
-                yield each
+                dead = before is None or made_at - before.written_at > FRESH_S
+                yield each, before is None or dead or before.status != each.status
 
     def keep(self, job_ids: Container[str]) -> None:
         """Forgets all of other jobs."""
@@ -199,58 +243,6 @@ class UnreachedNodes:
     def views(self, now: float) -> tuple[UnreachedNode, ...]:
         """All of them."""
         return tuple(UnreachedNode(name, tries, now - at) for name, (at, tries) in self._tries.items())
-
-
-MAX_REPORTS_PER_S = 1000.0
-"""Over mutual TLS, of nodes with 8 GPUs each, 1,000 a second took 68 to 88 % of a core of the measuring machines, and
-2,000 more than a whole one (docs/evaluation.md)."""
-LONGEST_S = 10.0
-"""What detectors allow for reports to be late (a node that reports was heard within 12 s: `node_down`) is made for one
-every 5 to 10 s, and an agent waits 15 s for an answer that is held back until its next report is due."""
-TOO_BUSY, AT_EASE = 0.85, 0.5
-"""Of a core: above the first agents are asked to report less often, below the second more often again. STEP changes the
-load by less than what lies between them."""
-STEP = 1.25
-SETTLED_S = 120.0  # Between two such changes: all agents have to hear of one.
-
-
-@dataclass
-class ReportInterval:
-    """Times in seconds. One event loop owns it."""
-
-    usual_s: float = 5.0  # `agent.interval`.
-    max_reports_per_s: float = MAX_REPORTS_PER_S  # Of all agents together.
-    longest_s: float = LONGEST_S  # No agent is asked to report less often.
-    _by_load_s: float = 0.0  # What a full core has asked for; 0: nothing.
-    _changed_at: float | None = None
-
-    def follow(self, now: float, agents: int, busy_share: float | None) -> None:
-        """Takes how much of a core the controller took lately; None: it is not known."""
-        if self._changed_at is None:
-            self._changed_at = now  # the start, too, has to be over: all agents come at once
-        if busy_share is None or now - self._changed_at < SETTLED_S:
-            return
-        if busy_share > TOO_BUSY and self.of(agents) < self.longest_s:
-            self._by_load_s = min(float(math.ceil(self.of(agents) * STEP)), self.longest_s)
-        elif busy_share < AT_EASE and self._by_load_s:
-            shorter_s = float(math.floor(self._by_load_s / STEP))
-            self._by_load_s = shorter_s if shorter_s > max(self.usual_s, self._by_number_s(agents)) else 0.0
-        else:
-            return
-        self._changed_at = now
-
-    def least_s(self, agents: int) -> float:
-        """The shortest interval that each of so many agents may have; 0 where any will do."""
-        return max(self._by_number_s(agents), self._by_load_s)
-
-    def of(self, agents: int) -> float:
-        """The interval of each of so many agents."""
-        return max(self.usual_s, self.least_s(agents))
-
-    def _by_number_s(self, agents: int) -> float:
-        """Whole seconds, so that it does not change with every agent that comes."""
-        needed_s = agents / self.max_reports_per_s
-        return min(float(math.ceil(needed_s)), self.longest_s) if needed_s > 1.0 else 0.0
 
 
 shared_number: Final[Callable[[Any], Any]] = lru_cache(maxsize=8192, typed=True)(lambda number: number)

@@ -6,12 +6,12 @@ of one job, (job id, restart count): a restart drops all of it, so that nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.controller.state.agents import Agents, ReportInterval, Supervisors, UnreachedNodes
+from slurm_watchdog.controller.state.agents import Agents, Supervisors, UnreachedNodes
 from slurm_watchdog.controller.state.filesystems import Filesystems
 from slurm_watchdog.controller.state.gpu_owners import GpuPids
 from slurm_watchdog.controller.state.node_ownership import (
@@ -28,7 +28,7 @@ from slurm_watchdog.controller.state.progress_clock import main_counter
 from slurm_watchdog.controller.state.reported_processes import ReportedProcesses, within_bounds
 from slurm_watchdog.controller.state.run import Run, follow_start
 from slurm_watchdog.controller.state.run_updates import note_event, note_log, note_on_disk
-from slurm_watchdog.controller.state.run_view import job_view
+from slurm_watchdog.controller.state.run_view import Moment, job_view
 from slurm_watchdog.controller.state.runs import Runs
 from slurm_watchdog.model.actions import Fence
 from slurm_watchdog.model.cluster_view import READ_LATER_S, ClusterView, FilesystemView, JobView, ProcessView
@@ -43,8 +43,6 @@ SAME_CLOCK_S = 0.5  # What is due by date is judged again where the clock was se
 READ_ON_S = 60.0  # A job's logs are followed this long after its end: the last lines tell why.
 UNREAD_S = 30.0  # A node that has returned and reads no log counts as silent for so long.
 KEPT_NODE_S = 86_400.0  # A node that Slurm does not list (any more) is forgotten so long after its last report.
-NOTES: Mapping[str, Callable[..., None]] = {"logs": note_log, "checkpoints": note_on_disk, "events": note_event}
-"""Field of a report -> what takes a row of it into its run, in this order."""
 
 
 class ClusterState:
@@ -52,11 +50,10 @@ class ClusterState:
 
     def __init__(
         self, *, silent_after_s: float, report_lifetime_s: float, partitions: Iterable[str] = (),
-        report_interval: ReportInterval | None = None,
+        report_interval_s: float = READ_LATER_S,
     ):  # fmt: skip
         self._report_lifetime_s = report_lifetime_s
-        self._report_interval = report_interval or ReportInterval()
-        self._reporting = 0  # Agents that reported lately, as of the newest tick.
+        self.report_interval_s = report_interval_s  # Of each agent.
         self.left_out = LeftOut()  # What of all that reports say had no room here.
         self.agents = Agents(silent_after_s, self.left_out)
         self._partitions = frozenset(partitions)
@@ -68,6 +65,7 @@ class ClusterState:
         self._job_nodes = JobNodes()
         self.require_node_ownership = False  # Whether a node is heard only about jobs that it has or had.
         self.dropped = 0  # Of what reports said, what was about other nodes' jobs, or of users whose job it is not.
+        self.unsure_of: set[str] = set()  # Nodes whose small reports build on what is not known here.
         self.gpus = GpuPids(self.left_out)
         self.jobs: dict[str, SlurmJob] = {}  # Every job of Slurm's newest listing, finished ones included.
         self._on_node: dict[str, frozenset[str]] = {}  # Node -> what its processes call the jobs that have it.
@@ -88,22 +86,6 @@ class ClusterState:
         self._date_ahead: float | None = None  # Of the date before the clock of `now`.
         self._watched_from: float | None = None
         self.unreached = UnreachedNodes()
-
-    @property
-    def report_interval_s(self) -> float:
-        """How often each agent reports, as many as there are now."""
-        return self._report_interval.of(self._reporting)
-
-    @property
-    def least_interval_s(self) -> float:
-        """No agent is to report more often, as many as there are now; 0: as often as it likes."""
-        return self._report_interval.least_s(self._reporting)
-
-    def follow_load(self, now: float, busy_share: float | None) -> None:
-        """Takes how much of a core this controller took lately, as a tick begins: agents report less often where it is
-        too much, and where they are too many."""
-        self._reporting = len(self.agents.reporting(now))
-        self._report_interval.follow(now, self._reporting, busy_share)
 
     def apply_slurm(self, view: SlurmView, now: float, wall: float | None = None) -> None:
         """Takes over one complete listing: new runs begin, runs that are over are forgotten. `wall` is the date of
@@ -142,6 +124,7 @@ class ClusterState:
             self.unreached.forget(name)
             self.nodes.forget(name)
             self.gpus.forget(name)
+            self.unsure_of.discard(name)
             self._judged_at.pop(name, None)
             self.runs.judge_all()
 
@@ -156,48 +139,80 @@ class ClusterState:
         self.runs.apply(job, now, wall)
 
     def apply_report(self, report: Report, now: float) -> str:
-        """Takes over one full report. Returns what became of it: `accepted`, `duplicate` or `expired`. A report older
-        than its lifetime proves that the node is there and says nothing about now."""
+        """Takes over one report. Returns what became of it: `accepted`, `unknown` (a small one that builds on what is
+        not known here), `duplicate` or `expired`. A report older than its lifetime proves that the node is there and
+        says nothing about now."""
+        node = report.node
         self.left_out.at = now
-        if not self.agents.has_room(report.node, self.node_addresses):
+        if not self.agents.has_room(node, self.node_addresses):
             return "no_room"
-        made_at, was_here = self.agents.made_at(report, now), self.agents.reports(report.node, now)
+        made_at, was_here = self.agents.made_at(report, now), self.agents.reports(node, now)
         if not self.agents.register(report, made_at):
             return "duplicate"
         if not was_here:
-            self._note_news(report.node)
+            self._note_news(node)
         if report.age_s > self._report_lifetime_s:
             return "expired"
-        self.unreached.forget(report.node)
-        self._note_return(report.node, made_at)
-        if self.require_node_ownership:
-            report, dropped = of_own_jobs(report, self._job_nodes.stranger)
-            self.dropped += dropped
+        self.unreached.forget(node)
+        self._note_return(node, made_at)
+        report, dropped = of_own_jobs(report, self._job_nodes.stranger if self.require_node_ownership else None)
+        self.dropped += dropped
         report, dropped = of_owners(report, self._job_of)
         self.dropped += dropped
-        processes = self._processes
-        known = lambda: processes.known_on(report.node)  # noqa: E731
-        nodes_of = lambda job_id: 1 if (run := self._run(job_id)) is None else len(run.job.nodes)  # noqa: E731
-        report, missing = within_bounds(report, self.left_out, known, nodes_of)
+        report, missing = within_bounds(report, self.left_out, self._processes.known_on, self._nodes_of)
+        outcome = "accepted"
+        if not report.same_as:
+            self._take_whole(report, missing, made_at, now)
+        elif not self.agents.is_as(report):
+            outcome = "unknown"
+            self.unsure_of.add(node)
+        else:
+            self.nodes.hold(node, made_at)
+        if report.same_as and report.node_events:
+            self.nodes.note_events(node, report.node_events, made_at)
+            self._note_news(node)
+        self._take_rows(report, made_at)
+        return outcome
+
+    def _take_rows(self, report: Report, made_at: float) -> None:
+        """What each report says of jobs."""
+        node = report.node
+        for supervisor, is_news in self.supervisors.apply(report, made_at, self._job_of):
+            if is_news and (run := self._run(supervisor.job_id)) is not None:
+                follow_start(run, supervisor.status, made_at, report.interval_s)
+        for log in report.logs:
+            if (run := self._run_of(log.job_id)) is not None:
+                run.note(note_log(run, node, log, made_at))
+        for found in report.checkpoints:
+            if (run := self._run_of(found.job_id)) is not None:
+                run.note(note_on_disk(run, node, found, made_at))
+        for event in report.events:
+            if (run := self._run_of(event.job_id)) is not None:
+                run.note(note_event(run, node, event, made_at))
+
+    def _nodes_of(self, process_job_id: str) -> int:
+        run = self._run_of(process_job_id)
+        return 1 if run is None else len(run.job.nodes)
+
+    def _take_whole(self, report: Report, missing: Mapping[str, int], made_at: float, now: float) -> None:
+        """How the node is, by a whole report; `missing`: of each job how many of its processes had no room."""
+        node, processes = report.node, self._processes
+        self.unsure_of.discard(node)
+        as_before = self.agents.take_whole(report)
+        for run in self._with_node(node):
+            run.note(as_before)
         processes.apply(report, made_at)
         processes.note_unlisted(report, missing)
         for wish in report.wishes:  # ranks of one node that ask for nothing take back no wish read on another one
             before = self._wishes.get(wish.job_id)
-            if wish.variables or before is None or before.restarts != wish.restarts:
+            if wish != before and (wish.variables or before is None or before.restarts != wish.restarts):
                 self._wishes[wish.job_id] = wish
                 self._run(wish.job_id)
-        for supervisor in self.supervisors.apply(report, made_at, self._job_of):
-            if (run := self._run(supervisor.job_id)) is not None:
-                follow_start(run, supervisor.status, made_at, report.interval_s)
-        changes = [self.gpus.apply(report, made_at), self.nodes.apply(report, made_at)]
-        (self._note_news if any(changes) else self._note_numbers)(report.node)
-        for name, note in NOTES.items():
-            for row in getattr(report, name):
-                if (run := self._run(row.job_id)) is not None:
-                    note(run, report.node, row, made_at)
+        self.nodes.apply(report, made_at)
+        if self.gpus.apply(report, made_at):
+            self._note_news(node)
         for probe in report.mounts:
-            self.apply_probe(report.node, probe, now)
-        return "accepted"
+            self.apply_probe(node, probe, now)
 
     def _note_return(self, node: str, made_at: float) -> None:
         """A node that was silent reports again. What was written meanwhile is not known before its logs are read again,
@@ -217,9 +232,13 @@ class ClusterState:
         """The job that agents know by this id, as Slurm listed it last."""
         return self.jobs.get(self._job_ids.get(process_job_id, process_job_id))
 
+    def _run_of(self, process_job_id: str) -> Run | None:
+        """The run of the job that agents know by this id."""
+        return self.runs.get(self._job_ids.get(process_job_id, process_job_id))
+
     def _run(self, process_job_id: str) -> Run | None:
-        """The run of the job that agents know by this id, to which something is added."""
-        run = self.runs.get(self._job_ids.get(process_job_id, process_job_id))
+        """The same, to which something is added."""
+        run = self._run_of(process_job_id)
         if run is not None:
             run.is_due = True
         return run
@@ -293,29 +312,19 @@ class ClusterState:
         for run in self._with_node(node):
             run.is_due = True
 
-    def _note_numbers(self, node: str) -> None:
-        """A node has been read again that is as it was, but for numbers: most jobs need not be judged for it."""
-        view = self.nodes.view(node)
-        clocks_hz = [each.recent_sm_clock_hz or 0.0 for each in view.gpus] if view is not None else []
-        lowest_hz, highest_hz = min(clocks_hz, default=0.0), max(clocks_hz, default=0.0)
-        for run in self._with_node(node):
-            if node == run.job.batch_host or not run.is_steady_with(lowest_hz, highest_hz):
-                run.is_due = True
-
     def surroundings(self, now: float) -> ClusterView:
         """The same without the jobs that run."""
-        reporting = self.agents.reporting(now)
-        here = frozenset(reporting)
         self._watched_from = now if self._watched_from is None else self._watched_from
         return ClusterView(
             now=now,
             watched_s=now - self._watched_from,
             filesystems=self.filesystem_views(now),
-            reporting_nodes=reporting,
-            silent_nodes=tuple(name for name in self.agents.known() if name not in here),
+            reporting_nodes=self.agents.reporting(now),
+            silent_nodes=self.agents.silent(now),
             silent_after_s=self.agents.silent_after_s,
             unreached=self.unreached.views(now),
             nodes=self.nodes.views(),
+            heard_at=self.agents.heard_at(),
             slurm_nodes=self._slurm_nodes,
             ended=tuple(self.runs.ended(now, self.jobs.values())),
             waiting=tuple(self.view_of(run, now) for run in self.runs.waiting()),
@@ -336,8 +345,10 @@ class ClusterState:
         run = self.runs.get(job_id)
         return None if run is None else self.view_of(run, now)
 
-    def view_of(self, run: Run, now: float) -> JobView:
+    def view_of(self, run: Run, at: float | Moment) -> JobView:
         """One run as detectors see it."""
+        moment = at if isinstance(at, Moment) else Moment(at, at, at)
+        now = moment.now
         supervisor = self.supervisors.of(run.job, now)
         nodes = in_use(run.job, supervisor)
         job = run.job if nodes == run.job.nodes else replace(run.job, nodes=nodes)
@@ -348,10 +359,10 @@ class ClusterState:
         )
         without_ranks = left_behind(run.job, supervisor).intersection(nodes)
         view = job_view(
-            run, job, now, self.nodes, self.gpus, silent, supervisor=supervisor, without_ranks=without_ranks
+            run, job, moment, self.nodes, self.gpus, silent, supervisor=supervisor, without_ranks=without_ranks
         )  # fmt: skip
-        interval_s = self.report_interval_s
-        return replace(view, read_later_s=interval_s) if interval_s > READ_LATER_S else view
+        later_s = self.report_interval_s
+        return replace(view, read_later_s=later_s) if later_s > READ_LATER_S else view
 
     def _blocked(self, now: float) -> Iterable[tuple[ProcessView, str]]:
         """Every process that waits on a mount, with the boot id of its node. What a restart has left behind on a node
@@ -360,6 +371,8 @@ class ClusterState:
             left = left_behind(run.job, self.supervisors.of(run.job, now)) if run.blocked else frozenset()
             for key in sorted(key for key in run.blocked if key[0] not in left):
                 name, (process, seen_at, gone_at) = key[0], run.processes[key]
+                whole_at, held_s = self.nodes.held(name)
+                seen_at += held_s if seen_at == whole_at else 0.0
                 boot_id = self.agents.boot_id(name)
                 waits = process.blocked is not None and process.blocked.mount is not None
                 if gone_at is None and waits and boot_id is not None:

@@ -96,41 +96,40 @@ class JobNodes:
         return node not in self._had.get(process_job_id, ())
 
 
-def of_own_jobs(report: Report, stranger: Callable[[str, str], bool]) -> tuple[Report, int]:
-    """The report without what it says of jobs that are none of its node's business, and how much that was."""
-    node, known = report.node, dict[str, bool]()
-
-    def own(job_id: str) -> bool:
-        if job_id not in known:
-            known[job_id] = not stranger(node, job_id)
-        return known[job_id]
-
-    kept = {
-        name: tuple(row for row in getattr(report, name) if row.job_id is None or own(row.job_id)) for name in OF_JOBS
-    }
-    if all(known.values()):
+def of_own_jobs(report: Report, stranger: Callable[[str, str], bool] | None) -> tuple[Report, int]:
+    """The report without what it says of jobs that are none of its node's business, and how much that was; None: a node
+    may speak of all."""
+    if stranger is None:
         return report, 0
-    return replace(report, **kept), sum(len(getattr(report, name)) - len(rows) for name, rows in kept.items())
+    rows = {name: found for name in OF_JOBS if (found := getattr(report, name))}
+    strangers = {
+        job_id
+        for job_id in {row.job_id for found in rows.values() for row in found}
+        if job_id is not None and stranger(report.node, job_id)
+    }
+    if not strangers:
+        return report, 0
+    kept = {name: tuple(row for row in found if row.job_id not in strangers) for name, found in rows.items()}
+    return replace(report, **kept), sum(len(rows[name]) - len(found) for name, found in kept.items())
 
 
 def of_owners(report: Report, job_of: JobOf) -> tuple[Report, int]:
     """The report without processes and wishes of users whose job it is not, and how much that was. A process of another
     user counts where Slurm itself has put it into the job. A wish counts from a node that this very run has."""
-    jobs: dict[str, SlurmJob | None] = {}
-    for job_id in (*(row.job_id for row in report.processes), *(wish.job_id for wish in report.wishes)):
-        if job_id not in jobs:
-            jobs[job_id] = job_of(job_id)
-    processes = tuple(row for row in report.processes if _is_of_job(row, jobs[row.job_id]))
-    wishes = tuple(wish for wish in report.wishes if _is_wish(wish, jobs[wish.job_id], report.node, processes))
+    whose = {(row.job_id, row.uid, row.member_by) for row in report.processes}
+    wrong = {each for each in whose if not _is_of_job(*each[1:], job_of(each[0]))}
+    processes = report.processes
+    if wrong:
+        processes = tuple(row for row in processes if (row.job_id, row.uid, row.member_by) not in wrong)
+    wishes = tuple(wish for wish in report.wishes if _is_wish(wish, job_of(wish.job_id), report.node, processes))
     dropped = len(report.processes) - len(processes) + len(report.wishes) - len(wishes)
     return (replace(report, processes=processes, wishes=wishes), dropped) if dropped else (report, 0)
 
 
-def _is_of_job(row: Process, job: SlurmJob | None) -> bool:
-    """Where either user is not known nothing is proven, and nothing is held against the row."""
-    if job is None or job.uid < 0 or row.uid < 0:
-        return True
-    return row.uid == job.uid or row.member_by == BY_SLURM
+def _is_of_job(uid: int, member_by: str, job: SlurmJob | None) -> bool:
+    """Whether a process of this user is one of the job. Where either user is not known nothing is proven, and nothing
+    is held against it."""
+    return job is None or job.uid < 0 or uid < 0 or uid == job.uid or member_by == BY_SLURM
 
 
 def _is_wish(wish: JobDirectives, job: SlurmJob | None, node: str, processes: tuple[Process, ...]) -> bool:

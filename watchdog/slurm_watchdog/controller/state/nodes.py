@@ -1,8 +1,8 @@
 """What each node itself is like: its GPUs with their recent past, what its kernel logged, who holds GPUs, how
 its mounts answer.
 
-A node's view is made when its report comes, and handed out as it is until the next one: ten thousand nodes
-cost a tick nothing.
+A node's view is made when a whole report comes, and handed out as it is until the next one: ten thousand nodes
+cost a tick nothing. A small report moves one number.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.slurm_nodes import is_quiet, is_tight
+from slurm_watchdog.analysis.slurm_nodes import is_quiet
 from slurm_watchdog.base.capped import LeftOut, put_newest
 from slurm_watchdog.controller.state.links import Links
 from slurm_watchdog.knowledge.host_parts import PARTS
-from slurm_watchdog.model.node_view import GpuView, NodeView, Rise, SeenEvent, SeenMount, SeenUsage, work_ratio
+from slurm_watchdog.model.node_view import GpuView, NodeView, Rise, SeenEvent, SeenMount, SeenUsage
 from slurm_watchdog.model.observations import Checkpoint, FaultSeverity, Gpu, GpuHolder, NodeEvent
 from slurm_watchdog.model.report import Report
 
@@ -34,88 +34,25 @@ MAX_MOUNTS = 64  # Of one node; an agent probes 16.
 KEPT_MOUNT_S = 600.0  # A mount that was not probed for so long is used by no one any more.
 KEPT_USAGE_S = 600.0  # As long as `memory_kill` reports a kill by default: its group is gone by then, most often.
 MAX_USAGES = 1024
-THROTTLE_S, THROTTLED_FROM = 300.0, 0.05  # Time constant of shares of throttle reasons, and the least that is reported.
-MAX_REASONS = 16  # NVML has 9 (nvmlClocksEventReasons); an agent's word is bounded like any other.
-IDLE_RATIO = 0.05  # A GPU below this does nothing: a process that merely holds a context shows 0, a spinning kernel 1.
-BUSY_RATIO = 0.5
-FAST_S, SLOW_S = 60.0, 7200.0  # Time constants of the averages: now, and usually.
-SETTLED_LOOKS = 6  # Busy looks before an average says anything: half a minute at the default interval.
 CORRECTIONS = ("ecc_corrected", "pcie_replays", "nvlink_errors")  # They rise when something is put right.
 RISE_BREAK_S = 900.0
 SAME_XID_S = 60.0  # NVML and the kernel's log tell the same Xid of the same GPU within this time: it is one fault.
 
 
 @dataclass(slots=True)
-class _Averages:
-    """Of a card's clock under load: over about a minute, and over about two hours."""
+class _Counters:
+    """Of one GPU: counters of errors as they were reported last."""
 
-    wanted_looks: ClassVar[int] = 60  # Busy looks before what is usual is known: over the card's own past.
-
-    fast: float | None = None
-    slow: float | None = None
-    slow_s: float = 0.0  # Time in `slow` so far, up to its constant: a young average weighs every look alike.
-    looks: int = 0
-
-    def add(self, value: float | None, elapsed_s: float) -> None:
-        if value is None:
-            return
-        slow_s = self.slow_s + elapsed_s
-        self.slow_s = slow_s if slow_s < SLOW_S else SLOW_S
-        # One look says little: an agent that reads once a minute has to average over several of them.
-        fast_s = SETTLED_LOOKS * elapsed_s
-        self.fast = fast = _average(self.fast, value, elapsed_s, fast_s if fast_s > FAST_S else FAST_S)
-        self._add_slow(value, fast, elapsed_s)
-        self.looks += 1
-
-    def _add_slow(self, value: float, _fast: float, elapsed_s: float) -> None:
-        self.slow = _average(self.slow, value, elapsed_s, self.slow_s)
-
-    def recent(self, busy_looks: int) -> float | None:
-        return self.fast if busy_looks >= SETTLED_LOOKS else None
-
-    @property
-    def usual(self) -> float | None:
-        return self.slow if self.looks >= self.wanted_looks else None
-
-
-class _PowerAverages(_Averages):
-    """Of what a program has a GPU do. What is usual rises at once and falls slowly: while the program hangs, its power
-    is no news about what it draws at work."""
-
-    __slots__ = ()
-    wanted_looks = 24  # Two minutes of the program.
-
-    def _add_slow(self, _value: float, fast: float, elapsed_s: float) -> None:
-        if self.looks >= SETTLED_LOOKS:
-            slow = _average(self.slow, fast, elapsed_s, SLOW_S)
-            self.slow = fast if fast > slow else slow
-
-
-@dataclass(slots=True)
-class _Past:
-    """What is remembered of one GPU."""
-
-    seen_at: float
-    idle_since: float | None = None
-    busy_since: float | None = None
-    looks: int = 0
-    clock_hz: _Averages = field(default_factory=_Averages)
-    power_w: _Averages = field(default_factory=_PowerAverages)
-    work_ratio: _Averages | None = None  # None: it has not said anything yet, as cards without GPM never do.
-    pids: tuple[int, ...] = ()  # Who computed on it last: its power and activity are usual for that program only.
-    throttled: Mapping[str, float] = field(default_factory=lambda: NOTHING)
-    """Under the load of those that compute on it now: empty again once it rests, or others do."""
     ecc_uncorrected: int | None = None
     ecc_rose_at: float | None = None
     corrections: tuple[int | None, ...] = (None, None, None)  # CORRECTIONS as they were said last.
-    counters: tuple[int | None, ...] = (None, None, None)  # The same, as they were last said with a number.
+    known: tuple[int | None, ...] = (None, None, None)  # The same, as they were last said with a number.
     rising: Mapping[str, Rise] = field(default_factory=lambda: NOTHING)
-    view: GpuView | None = None  # As it was handed out last.
 
 
 @dataclass(slots=True)
 class _Node:
-    gpus: dict[str, _Past] = field(default_factory=dict)  # At most MAX_GPUS; what reported last is the last.
+    gpus: dict[str, _Counters] = field(default_factory=dict)  # At most MAX_GPUS; what reported last is the last.
     boot_id: str = ""
     events: list[SeenEvent] = field(default_factory=list)  # The newest KEPT_EVENTS, oldest first.
     records: list[tuple[str, int]] = field(default_factory=list)  # (source, sequence) of records that have come.
@@ -125,6 +62,8 @@ class _Node:
     checkpoints: dict[tuple[str, str], Checkpoint] = field(default_factory=dict)
     usages: dict[tuple[object, ...], SeenUsage] = field(default_factory=dict)
     links: Links = field(default_factory=Links)
+    whole_at: float = 0.0  # When its newest whole report was made,
+    held_s: float = 0.0  # and for how long small ones have said since that all is as it was.
 
 
 class Nodes:
@@ -135,18 +74,38 @@ class Nodes:
         self._nodes: dict[str, _Node] = {}
         self._views: dict[str, NodeView] = {}
         self._names: list[str] = []  # Of all views, sorted.
+        self._all: tuple[NodeView, ...] | None = None  # All views, in that order; None: to be put together again.
 
-    def apply(self, report: Report, made_at: float) -> bool:
-        """Takes over one report that was made at `made_at` on the caller's clock. Returns whether it says more than
-        numbers of what is well."""
+    def hold(self, name: str, made_at: float) -> None:
+        """All was at `made_at` as the newest whole report of this node says."""
+        node = self._nodes[name]
+        node.held_s = max(node.held_s, made_at - node.whole_at)
+
+    def held(self, name: str) -> tuple[float, float]:
+        """When the newest whole report of this node was made, and for how long it has held since."""
+        node = self._nodes.get(name)
+        return (0.0, 0.0) if node is None else (node.whole_at, node.held_s)
+
+    def note_events(self, name: str, events: tuple[NodeEvent, ...], made_at: float) -> None:
+        """What happened on a node, where its report was a small one; of one whose kernel is not known nothing."""
+        node, view = self._nodes.get(name), self._views.get(name)
+        if node is None or view is None:
+            return
+        _note_events(node, events, made_at)
+        self._show(replace(view, events=tuple(node.events), quiet=False))
+
+    def _show(self, view: NodeView) -> None:
+        self._views[view.name] = replace(view, quiet=True) if is_quiet(view) else view
+        self._all = None
+
+    def apply(self, report: Report, made_at: float) -> None:
+        """Takes over one whole report that was made at `made_at` on the caller's clock."""
         node = self._nodes.get(report.node)
         if node is None or node.boot_id != report.boot_id:
             held = node.held if node is not None else {}  # no process survives a restart of its node
             node = self._nodes[report.node] = _Node(boot_id=report.boot_id, held=held)
-        for event in report.node_events:
-            _note_event(node, event, made_at - max(0.0, event.age_s))
-        while node.events and made_at - node.events[0].at > KEPT_EVENT_S:
-            del node.events[0]
+        node.whole_at, node.held_s = made_at, 0.0
+        _note_events(node, report.node_events, made_at)
         for probe in report.mounts:
             if put_newest(node.mounts, probe.mount, SeenMount(at=made_at, probe=probe), MAX_MOUNTS):
                 self._left_out.note("mounts", report.node)
@@ -161,40 +120,42 @@ class Nodes:
             node.held = {key: node.held[key] for key in recent}
         if report.node not in self._views:
             insort(self._names, report.node)
-        view = NodeView(
-            name=report.node,
-            reported_at=made_at,
-            boot_id=report.boot_id,
-            gpus=tuple(_gpu_view(node, report.node, gpu, made_at) for gpu in report.gpus),
-            events=tuple(node.events),
-            holders=report.gpu_holders,
-            released=tuple(holder for key, (_, holder) in node.held.items() if key not in holding),
-            mounts=tuple(node.mounts[mount] for mount in sorted(node.mounts)),
-            hung_probes=report.hung_probes,
-            problems=report.problems,
-            usages=_usages(node, report, made_at),
-            pressures=report.pressures,
-            links=node.links.apply(report.links, made_at),
-            rates=tuple(
-                (each.name, each.kind, each.rate_bits_s) for each in report.links if each.up and each.rate_bits_s
-            ),
+        self._show(
+            NodeView(
+                name=report.node,
+                reported_at=made_at,
+                boot_id=report.boot_id,
+                gpus=tuple(_gpu_view(node, report.node, gpu, made_at) for gpu in report.gpus),
+                events=tuple(node.events),
+                holders=report.gpu_holders,
+                released=tuple(holder for key, (_, holder) in node.held.items() if key not in holding),
+                mounts=tuple(node.mounts[mount] for mount in sorted(node.mounts)),
+                hung_probes=report.hung_probes,
+                problems=report.problems,
+                usages=_usages(node, report, made_at),
+                pressures=report.pressures,
+                links=node.links.apply(report.links, made_at),
+                rates=tuple(
+                    (each.name, each.kind, each.rate_bits_s) for each in report.links if each.up and each.rate_bits_s
+                ),
+            )
         )
         while len(node.gpus) > MAX_GPUS:
             del node.gpus[next(iter(node.gpus))]
             self._left_out.note("gpus", report.node)
-        before = self._views.get(report.node)
-        self._views[report.node] = view = replace(view, quiet=True) if is_quiet(view) else view
-        return before is None or is_tight(before) or is_tight(view) or not _differ_in_numbers(before, view)
 
     def forget(self, name: str) -> None:
         """This node is no part of the cluster any more."""
         self._nodes.pop(name, None)
         if self._views.pop(name, None) is not None:
             self._names.remove(name)
+            self._all = None
 
     def views(self) -> tuple[NodeView, ...]:
         """All nodes, by name."""
-        return tuple(map(self._views.__getitem__, self._names))
+        if self._all is None:
+            self._all = tuple(map(self._views.__getitem__, self._names))
+        return self._all
 
     def view(self, name: str) -> NodeView | None:
         return self._views.get(name)
@@ -209,19 +170,11 @@ class Nodes:
         )
 
 
-def _differ_in_numbers(before: NodeView, after: NodeView) -> bool:
-    """Whether the same GPUs work or rest as before."""
-    same = len(before.gpus) == len(after.gpus) and bool(before.usages) == bool(after.usages)
-    return same and all(
-        one.idle_since == other.idle_since
-        and one.busy_since == other.busy_since
-        and one.gpu.uuid == other.gpu.uuid
-        and one.gpu.name == other.gpu.name
-        and (one.gpu.utilization_ratio is None) == (other.gpu.utilization_ratio is None)
-        and (one.recent_sm_clock_hz is None) == (other.recent_sm_clock_hz is None)
-        and (one.usual_sm_clock_hz is None) == (other.usual_sm_clock_hz is None)
-        for one, other in zip(before.gpus, after.gpus, strict=True)
-    )
+def _note_events(node: _Node, events: tuple[NodeEvent, ...], made_at: float) -> None:
+    for event in events:
+        _note_event(node, event, made_at - max(0.0, event.age_s))
+    while node.events and made_at - node.events[0].at > KEPT_EVENT_S:
+        del node.events[0]
 
 
 def _note_event(node: _Node, event: NodeEvent, at: float) -> None:
@@ -284,36 +237,8 @@ def _usages(node: _Node, report: Report, made_at: float) -> tuple[SeenUsage, ...
 
 
 def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
-    """The GPU with its past, after this look. A GPU that says nothing keeps its averages and has no `since`."""
-    node.gpus[gpu.uuid] = past = node.gpus.pop(gpu.uuid, None) or _Past(seen_at=now)
-    if past.view is not None and past.view.gpu is gpu and not past.rising:
-        return past.view  # no one has looked at it since: said again, for something else was
-    if gpu.pids and gpu.pids != past.pids:
-        if past.pids and frozenset(past.pids).isdisjoint(gpu.pids):
-            past.power_w, past.work_ratio = _PowerAverages(), None
-        if set(past.pids) != set(gpu.pids):
-            past.throttled = NOTHING
-        past.pids = gpu.pids
-    ratio = gpu.utilization_ratio
-    if ratio is not None:
-        elapsed_s = max(0.0, now - past.seen_at)
-        past.seen_at = now
-        past.idle_since = _since(past.idle_since, ratio <= IDLE_RATIO, now)
-        past.busy_since = _since(past.busy_since, ratio >= BUSY_RATIO, now)
-        past.looks = past.looks + 1 if past.busy_since is not None else 0
-        if past.idle_since is not None:
-            past.throttled = NOTHING
-        if past.looks > 1:  # the first busy look may have caught it on its way up
-            past.clock_hz.add(gpu.sm_clock_hz, elapsed_s)
-            past.power_w.add(gpu.power_w, elapsed_s)
-            if (worked := work_ratio(gpu)) is not None:
-                past.work_ratio = past.work_ratio or _PowerAverages()
-                past.work_ratio.add(worked, elapsed_s)
-            if gpu.throttle or past.throttled:
-                past.throttled = _throttled_now(past.throttled, gpu.throttle, elapsed_s)
-    else:
-        past.idle_since = past.busy_since = None
-        past.looks = 0
+    """The GPU with its past, as its node has summed it up, and with counters of errors that rise."""
+    node.gpus[gpu.uuid] = past = node.gpus.pop(gpu.uuid, None) or _Counters()
     if gpu.ecc_uncorrected is not None:
         if past.ecc_uncorrected is not None and gpu.ecc_uncorrected > past.ecc_uncorrected:
             past.ecc_rose_at = now
@@ -322,42 +247,28 @@ def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
     if corrections != past.corrections or past.rising:
         past.corrections = corrections
         _note_corrections(past, now)
-    past.view = GpuView(
+    return GpuView(
         node=name,
         gpu=gpu,
-        seen_at=past.seen_at,
-        idle_since=past.idle_since,
-        busy_since=past.busy_since,
-        recent_sm_clock_hz=past.clock_hz.recent(past.looks),
-        usual_sm_clock_hz=past.clock_hz.usual,
-        recent_power_w=past.power_w.recent(past.looks),
-        usual_power_w=past.power_w.usual,
-        usual_work_ratio=None if past.work_ratio is None else past.work_ratio.usual,
-        throttled=tuple(sorted((why, share) for why, share in past.throttled.items() if share >= THROTTLED_FROM)),
+        seen_at=now,
+        idle_since=None if gpu.idle_age_s is None else now - gpu.idle_age_s,
+        busy_since=None if gpu.busy_age_s is None else now - gpu.busy_age_s,
+        recent_sm_clock_hz=gpu.recent_sm_clock_hz,
+        usual_sm_clock_hz=gpu.usual_sm_clock_hz,
+        recent_power_w=gpu.recent_power_w,
+        usual_power_w=gpu.usual_power_w,
+        usual_work_ratio=gpu.usual_work_ratio,
+        throttled=gpu.throttled,
         ecc_uncorrected_rose_at=past.ecc_rose_at,
         rising=tuple(past.rising.values()),
     )
-    return past.view
 
 
-def _throttled_now(
-    throttled: Mapping[str, float], reasons: tuple[str, ...] | None, elapsed_s: float
-) -> Mapping[str, float]:
-    """A card that comes and goes with its heat is seen between two of its moments half of the time."""
-    if reasons is None:
-        return throttled
-    shares = {
-        reason: _average(throttled.get(reason, 0.0), float(reason in reasons), elapsed_s, THROTTLE_S)
-        for reason in {*throttled, *reasons[:MAX_REASONS]}
-    }
-    return {reason: share for reason, share in shares.items() if share >= THROTTLED_FROM / 10} or NOTHING
-
-
-def _note_corrections(past: _Past, now: float) -> None:
+def _note_corrections(past: _Counters, now: float) -> None:
     """Counters of corrected errors: since when they rise without a long break. One that falls was reset with
     the driver."""
     rising = dict(past.rising)
-    for counter, before, value in zip(CORRECTIONS, past.counters, past.corrections, strict=True):
+    for counter, before, value in zip(CORRECTIONS, past.known, past.corrections, strict=True):
         rise = rising.get(counter)
         if value is None:
             continue
@@ -367,18 +278,6 @@ def _note_corrections(past: _Past, now: float) -> None:
             rising[counter] = replace(rise, last_at=now, times=rise.times + 1)
         elif rise is not None and now - rise.last_at > RISE_BREAK_S:
             del rising[counter]
-    pairs = zip(past.counters, past.corrections, strict=True)
-    past.counters = tuple(before if value is None else value for before, value in pairs)
+    pairs = zip(past.known, past.corrections, strict=True)
+    past.known = tuple(before if value is None else value for before, value in pairs)
     past.rising = rising or NOTHING
-
-
-def _since(before: float | None, holds: bool, now: float) -> float | None:
-    return (now if before is None else before) if holds else None
-
-
-def _average(old: float | None, value: float, elapsed_s: float, constant_s: float) -> float:
-    """Exponential moving average with a time constant."""
-    if old is None:
-        return value
-    weight = elapsed_s / constant_s if constant_s > 0 else 0.0
-    return old + (weight if weight < 1.0 else 1.0) * (value - old)

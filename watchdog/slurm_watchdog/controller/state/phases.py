@@ -79,6 +79,11 @@ class Phases:
     """Path of a checkpoint, or of the log that speaks of one -> (step, when it was complete)."""
     _past: list[_Span] = field(default_factory=list)  # What was announced since the last step and may be over.
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a phase was announced that a step would end, or that counts until the next one."""
+        return bool(self._open or self._past)
+
     def announce(self, node: str, event: Event, at: float, main: tuple[Counter, CounterClock] | None) -> None:
         """A line of a log says that a phase begins. `main`: the counter of the steps, as far as it was read."""
         assert event.phase is not None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping
 from itertools import chain
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -39,8 +40,10 @@ ROWS: dict[str, int] = {
 GPUs, 64 directories with checkpoints, 320 events of the node; a node has some dozen jobs at most (its
 delivery.stream takes 512)."""
 INNER = 4096  # Entries of a list within a row, such as the processes of a GPU; NVML lists no more to an agent.
+STATE_BYTES = 65_536  # Classes of a node: a few bytes for each of its processes.
 ORDER = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
 
+Known = Callable[[str], Collection[tuple[int, int]]]  # Node -> (pid, start ticks) of its processes that are remembered.
 
 INNER_LISTS = {
     "gpus": ("mig", "throttle", "pids", "process_memory_bytes"),
@@ -50,19 +53,23 @@ INNER_LISTS = {
 
 
 def within_bounds(
-    report: Report, left_out: LeftOut, known: Callable[[], Collection[tuple[int, int]]], nodes_of: Callable[[str], int]
-) -> tuple[Report, Counter[str]]:  # fmt: skip
+    report: Report, left_out: LeftOut, known: Known, nodes_of: Callable[[str], int]
+) -> tuple[Report, Counter[str]]:
     """The report as far as it is taken over, and of each job how many of its processes were left out. `known` gives
-    (pid, start ticks) of the processes of this node that are remembered: they come first, so that one that is left out
+    (pid, start ticks) of the processes of a node that are remembered: they come first, so that one that is left out
     was never there, and no one looks dead for want of room. `nodes_of` says how many nodes a job has."""
-    node, kept = report.node, {}
+    node, kept = report.node, dict[str, Any]()
+    if len(report.state) > STATE_BYTES:
+        kept["state"] = b""
     for name, limit in ROWS.items():
         rows = getattr(report, name)
+        if not rows:
+            continue
         if len(rows) > limit:
             rows, lost = fair_share(rows, limit, _owner)
             left_out.note("rows", node, lost.total())
             kept[name] = rows
-        inner = INNER_LISTS.get(name, ()) if rows else ()
+        inner = INNER_LISTS.get(name, ())
         if inner and any(_is_swollen(row, inner) for row in rows):
             kept[name] = tuple(row for row in rows if not _is_swollen(row, inner))
             left_out.note("rows", node, len(rows) - len(kept[name]))
@@ -73,9 +80,7 @@ def within_bounds(
     return replace(report, **kept, processes=processes), missing
 
 
-def _processes(
-    report: Report, left_out: LeftOut, known: Callable[[], Collection[tuple[int, int]]], nodes_of: Callable[[str], int]
-) -> tuple[Process, ...]:
+def _processes(report: Report, left_out: LeftOut, known: Known, nodes_of: Callable[[str], int]) -> tuple[Process, ...]:
     rows, by_job = report.processes, dict[str, list[Process]]()
     if len(rows) <= PROCESSES_AT_LEAST:
         return rows
@@ -84,7 +89,7 @@ def _processes(
     over = {job: share for job, mine in by_job.items() if len(mine) > (share := share_of(nodes_of(job)))}
     if not over and len(rows) <= PROCESSES:
         return rows
-    there, lost = frozenset(known()), Counter[Hashable]()
+    there, lost = frozenset(known(report.node)), Counter[Hashable]()
 
     def order(row: Process) -> tuple[bool, int]:
         return ((row.pid, row.start_ticks) not in there, ORDER[row.role])
@@ -165,7 +170,6 @@ class ReportedProcesses:
             seen = present.get(job_id, set())
             if run is None:
                 continue
-            run.is_due = run.is_due or run.steady_hz is None
             note_absent(run, report.node, seen, made_at)
             if seen and not only_trains(run, run.on_node[report.node]):
                 follow_training(run, made_at, report.interval_s)
@@ -181,11 +185,11 @@ class ReportedProcesses:
                 found[row.job_id] = found.get(row.job_id, 0) + max(0, row.count)
         for before in self._unlisted_on.pop(node, ()):
             before.unlisted.pop(node, None)
-            before.is_due = True
+            before.note(True)
         for job_id, count in found.items():
             if (run := self._run(job_id)) is not None and node in run.job.nodes:
                 run.unlisted[node] = run.unlisted.get(node, 0) + count
-                run.is_due = True
+                run.note(True)
                 self._unlisted_on.setdefault(node, []).append(run)
         for row in report.left_out:
             job = self._job_of(row.job_id) if row.job_id is not None else None

@@ -13,7 +13,7 @@ from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
 from slurm_watchdog.controller.state.phases import Announcement, Phases
 from slurm_watchdog.controller.state.progress_clock import read_progress
-from slurm_watchdog.controller.state.training_steps import ProcessRates, idle_steps, living_steps, training_steps
+from slurm_watchdog.controller.state.training_steps import idle_steps, living_steps, training_steps
 from slurm_watchdog.controller.state.wait_tally import Row, WaitTally
 from slurm_watchdog.diagnose.logs.root_cause import logged_error
 from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
@@ -90,7 +90,6 @@ class Run:
     """(as last seen, seen at, gone since). Those that live are bounded by the rows of a report, see
     slurm_watchdog.controller.state.reported_processes; of those that have ended ranks and workers are remembered."""
     unlisted: dict[str, int] = field(default_factory=dict)  # Node -> processes there that are not listed.
-    rates: dict[ProcessKey, ProcessRates] = field(default_factory=dict)
     on_node: dict[str, dict[ProcessKey, None]] = field(default_factory=dict)
     """Node -> the keys of `processes` that are there. For eight of them a set takes 728 bytes, and this 352."""
     components: dict[str, set[str]] = field(default_factory=dict)
@@ -98,9 +97,8 @@ class Run:
     order: tuple[ProcessKey, ...] = ()  # The keys of `processes`, sorted; empty: to be sorted again.
     blocked: set[ProcessKey] = field(default_factory=set)  # Those with a thread that waits in one call.
     is_due: bool = True  # Something has come since it was judged last.
-    steady_hz: tuple[float, float] | None = None
-    """As it was judged last: while the clocks of its GPUs are in this range no number of a process or a GPU changes
-    its findings; None: any may."""
+    has_numbers: bool = False  # Likewise, but only steps, and numbers of what is well.
+    is_calm: bool = False  # As it was judged last it made steps, and nothing was wrong, or asked for.
     left_over: frozenset[ProcessKey] = frozenset()  # Processes of the run before that are still ending.
     step_id: str | None = None  # The Slurm step that the clocks are about, as far as is known.
     steps: frozenset[str | None] = frozenset()  # It, and those whose ranks are of the same world: see `training_steps`.
@@ -165,9 +163,23 @@ class Run:
         """When a count last rose, as far as is known."""
         return max((clock.rose_at for clock in self.clocks.values()), default=float("-inf"))
 
-    def is_steady_with(self, lowest_hz: float, highest_hz: float) -> bool:
-        """Whether clocks in this range are no news."""
-        return self.steady_hz is not None and self.steady_hz[0] <= lowest_hz and highest_hz <= self.steady_hz[1]
+    @property
+    def moved_at(self) -> tuple[float, float, float]:
+        """From when the ages count that plain news move: of its steps, of what its logs grew, and of their reading."""
+        logs = self.logs.values()
+        grew_at = max((at - log.growth_age_s for log, at in logs if log.growth_age_s is not None), default=0.0)
+        return (
+            max(self.rose_at, self.saved_at, self.grace_from),
+            grew_at,
+            max((at for _, at in logs), default=0.0),
+        )
+
+    def note(self, is_number: bool) -> None:
+        """Something of it has come: a step or a number of a run that is calm waits for others."""
+        if is_number and self.is_calm:
+            self.has_numbers = True
+        else:
+            self.is_due = True
 
     def phase(self, now: float) -> Announcement | None:
         """What it is in at `now`, as its logs say; None: it trains, or nothing is known."""
@@ -204,7 +216,6 @@ class Run:
     def forget(self, key: ProcessKey) -> None:
         """A process that is not remembered any more."""
         self.processes.pop(key, None)
-        self.rates.pop(key, None)
         self.blocked.discard(key)
         mine = self.on_node.get(key[0])
         if mine is not None:

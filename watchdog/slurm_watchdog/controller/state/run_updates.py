@@ -28,7 +28,7 @@ from slurm_watchdog.controller.state.run import (
     Run,
 )
 from slurm_watchdog.controller.state.run_view import snapshot_views
-from slurm_watchdog.controller.state.training_steps import ProcessRates
+from slurm_watchdog.controller.state.wait_tally import Idle
 from slurm_watchdog.diagnose.logs.root_cause import logged_error
 from slurm_watchdog.diagnose.stacks.spinning import follow
 from slurm_watchdog.diagnose.stacks.vote import vote
@@ -47,8 +47,8 @@ MAX_LAST_WORDS = 30
 def note_process(run: Run, key: ProcessKey, process: Process, made_at: float) -> None:
     """One process as its node sees it now."""
     before = run.processes.get(key)
-    run.is_due = run.is_due or before is None or not _differ_in_numbers(before[0], process)
     if before is None:
+        run.is_due = True
         run.on_node.setdefault(key[0], {})[key] = None
         run.order = ()
     dead_at = None
@@ -59,26 +59,18 @@ def note_process(run: Run, key: ProcessKey, process: Process, made_at: float) ->
         run.blocked.add(key)
     elif run.blocked:
         run.blocked.discard(key)
-    rates = run.rates.get(key)
-    if rates is None:
-        rates = run.rates[key] = ProcessRates(made_at, process.cpu_s, process.io_bytes)
-    rates.update(process, made_at)
 
 
-def _differ_in_numbers(one: Process, other: Process) -> bool:
-    """Whether nothing differs but how much a process that is not stuck has done so far."""
-    alike = {name: getattr(one, name) for name in ("cpu_s", "io_bytes", "runnable_s", "context_switches")}
-    state = one.state if one.state in "RSI" and other.state in "RSI" else other.state
-    return replace(other, state=state, **alike) == one
-
-
-def note_look(run: Run, key: ProcessKey, process: Process, idle: float | None, made_at: float) -> None:
-    """How a rank of a training that makes steps waits; `idle`: the share in which its GPU does nothing."""
+def note_look(run: Run, key: ProcessKey, process: Process, idle: Idle | None, made_at: float) -> None:
+    """How a rank of a training that makes steps waits; `idle`: the share in which its GPU did nothing, in how many
+    looks."""
     rank = wait_tally.key_of(key, process) if run.stepped_at is not None else None
     if rank is None or (run.steps and process.step_id not in run.steps):
         return
     if run.phase(made_at) is None:
-        run.is_due |= run.waits.note(rank, runnable_s=process.runnable_s, idle=idle, at=made_at)
+        read_at = made_at - (process.runnable_age_s or 0.0)
+        if run.waits.note(rank, at=made_at, runnable_s=process.runnable_s, read_at=read_at, idle=idle):
+            run.note(is_number=True)
     else:
         run.waits.interrupt(rank)
 
@@ -115,9 +107,26 @@ def only_trains(run: Run, keys: Iterable[ProcessKey]) -> bool:
     return bool(steps) and steps <= run.steps
 
 
-def note_event(run: Run, node: str, event: Event, made_at: float) -> None:
-    """One line of a log of this run, as an agent read it."""
+def note_event(run: Run, node: str, event: Event, made_at: float) -> bool:
+    """One line of a log of this run, as an agent read it. Returns whether it is a plain step: one more of a count that
+    rises, in no phase, with nothing that it would refute."""
     at = made_at - max(0.0, event.age_s)
+    plain = _is_plain_step(run, event)
+    _note_event(run, node, event, at)
+    return plain
+
+
+def _is_plain_step(run: Run, event: Event) -> bool:
+    clock = run.clocks.get(counter_of(event)) if event.kind is EventKind.PROGRESS else None
+    number = event.count if event.step is None else event.step
+    if clock is None or number is None or number <= clock.count or not clock.rose:
+        return False
+    if event.backlog or event.initial or event.phase or event.loss_is_no_number or clock.lower is not None:
+        return False
+    return not (run.snapshots or run.row or run.collectives or run.own_words[1]) and not run.phases.is_open
+
+
+def _note_event(run: Run, node: str, event: Event, at: float) -> None:
     if at < run.valid_from or not run.started:
         if event.kind is EventKind.ERROR and not event.backlog:
             note_last_words(run, node, at, event)
@@ -209,13 +218,12 @@ def note_last_steps(run: Run, event: Event, at: float) -> None:
         run.amend_last(last_step=main.step)
 
 
-def note_log(run: Run, node: str, log: LogFile, at: float) -> None:
-    """A file of the run as an agent sees it now."""
+def note_log(run: Run, node: str, log: LogFile, at: float) -> bool:
+    """A file of the run as an agent sees it now. Returns whether it is as before, but for how far it has grown."""
     key = (node, log.path)
     if len(log.path) > MAX_PATH:
-        return
-    if log.error is None:
-        run.unread.pop(node, None)
+        return True
+    is_back = log.error is None and run.unread.pop(node, None) is not None
     if log.offset is not None:
         mine = run.log_offsets.setdefault(node, {})
         if put_newest(mine, log.path, log.offset, OFFSETS_OF_NODE):
@@ -223,8 +231,14 @@ def note_log(run: Run, node: str, log: LogFile, at: float) -> None:
     if key not in run.logs and (len(run.logs) >= KEPT_LOGS or sum(of == node for of, _ in run.logs) >= LOGS_OF_NODE):
         run.logs_missed = True
         run.left_out.note("logs", run.name)
-        return
+        return False
+    before = run.logs.get(key)
     run.logs[key] = (log, at)
+    return not is_back and before is not None and _log_class(before[0]) == _log_class(log)
+
+
+def _log_class(log: LogFile) -> tuple[object, ...]:
+    return log.error, log.growth_age_s is None, bool(log.lag_bytes), log.skipped_bytes, log.framework
 
 
 BY_DISK = frozenset({"directory", "tracker"})  # Patterns of events about the disk: see agent.collectors.checkpoint.
@@ -232,24 +246,25 @@ SEEN_LATE_S = 60.0  # What a look does not show was not complete so long before:
 EARLIER_CHECKPOINTS = 32  # Of a run: damaged ones follow until a person restarts a job whose loss went bad.
 
 
-def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> None:
+def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> bool:
     """The checkpoints in one directory as an agent sees them now. One more that is complete sets the clock to when it
     was, as a line in the log does that says so: the step after it could not begin before. One that the log has reported
-    did that already, and one beyond the run's step is another training's."""
+    did that already, and one beyond the run's step is another training's. Returns whether it is as before."""
     if not run.started:
-        return
+        return True
     looked_at = at - max(0.0, found.looked_age_s)
     if found.writing:
         run.growing_at = looked_at
     if (found.path is None and found.step is None) or len(found.directory) > MAX_PATH:
-        return
+        return not found.writing
     before, clock = run.disk_steps.get(found.directory), main_clock(run.clocks)
     if put_newest(run.disk_steps, found.directory, (found.step, looked_at), MAX_DIRECTORIES):
         run.left_out.note("checkpoint_directories", run.name)
     if found.path is not None and found.step is not None:
         put_newest(run.complete_on_disk, found.path, found, EARLIER_CHECKPOINTS)
+    same = before is not None and before[0] == found.step and not found.writing
     if clock is not None and clock.is_step and found.step is not None and found.step > clock.step + clock.stride:
-        return
+        return same
     complete_at = at - max(0.0, found.age_s or 0.0)
     if complete_at >= run.valid_from:
         run.phases.complete(found.path or found.directory, found.step, complete_at)
@@ -258,6 +273,7 @@ def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> None:
     logged = run.checkpoint is not None and found.step is not None and run.checkpoint[0] >= found.step
     if before is not None and found.step is not None and not logged and found.step > (before[0] or -1):
         run.note_save(max(complete_at, before[1] - SEEN_LATE_S))  # the server's clock may be slow
+    return same
 
 
 def note_early_dump(

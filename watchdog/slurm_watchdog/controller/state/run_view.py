@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -11,7 +11,6 @@ from slurm_watchdog.base.structs import Struct, picked
 from slurm_watchdog.base.ticking import Ticking, plain
 from slurm_watchdog.controller.state.gpu_owners import GpuPids
 from slurm_watchdog.controller.state.nodes import Nodes
-from slurm_watchdog.controller.state.phases import Announcement
 from slurm_watchdog.controller.state.progress_clock import main_clock, read_progress
 from slurm_watchdog.controller.state.run import Run
 from slurm_watchdog.controller.state.training_steps import training_steps
@@ -34,10 +33,18 @@ from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.supervisor import SupervisorStatus
 
 
+class Moment(NamedTuple):
+    """One moment, of which each kind of age is counted from an own number (slurm_watchdog.base.ticking)."""
+
+    now: float
+    step_now: float  # For ages that each step moves,
+    log_now: float  # and each reading of a log.
+
+
 def job_view(
     run: Run,
     job: SlurmJob,
-    now: float,
+    moment: Moment,
     nodes: Nodes,
     gpus: GpuPids,
     silent_nodes: tuple[str, ...],
@@ -47,6 +54,7 @@ def job_view(
 ) -> JobView:
     """One run as it is at this moment; `job` has the nodes on which its ranks are, `silent_nodes` are those of them
     that have not reported lately."""
+    now, _, log_now = moment
     clock = main_clock(run.clocks)
     step_times, losses = ((), ()) if clock is None else clock.series()
     said = run.phase(now)
@@ -56,11 +64,11 @@ def job_view(
         *("step_id", "collectives", "motion", "past"),
         job=job,
         run_age_s=now - max(run.began_at, run.grace_from),
-        processes=process_views(run, now),
-        progress=_progress(run, said, now),
+        processes=process_views(run, now, nodes),
+        progress=progress_view(run, moment),
         phase=said.phase if said else None,
         announced=None if said is None else picked(Announced, said.event, age_s=now - said.at),
-        log=log_view(run, now),
+        log=log_view(run, log_now),
         checkpoint=Checkpoint(step=run.checkpoint[0], age_s=now - run.checkpoint[1]) if run.checkpoint else None,
         snapshots=snapshot_views(run, now),
         own_words=tuple(replace(each, age_s=each.age_s + now - run.own_words[0]) for each in run.own_words[1]),
@@ -117,22 +125,31 @@ def _later(value: Any, by_s: float) -> Any:
     return replace(value, **{name: _later(getattr(value, name), by_s) for name in names})
 
 
-def _progress(run: Run, said: Announcement | None, now: float) -> Progress | None:
+def progress_view(run: Run, moment: Moment) -> Progress | None:
+    """Its progress clock."""
+    now, step_now, log_now = moment
+    said = run.phase(now)
     phase = None if said is None else (said.phase, said.at)
-    found = read_progress(run.clocks, phase, run.grace_from, now, run.saved_at)
+    found = read_progress(run.clocks, phase, run.grace_from, step_now, run.saved_at)
     if found is None:
         return None
+    if said is not None:
+        found = replace(found, phase_age_s=now - said.at)
     read_at = [
         at
         for (_, path), (log, at) in run.logs.items()
         if path == found.source and log.error is None and not log.lag_bytes
     ]
-    return replace(found, read_age_s=max(0.0, now - max(read_at))) if read_at else found
+    return replace(found, read_age_s=max(0.0, log_now - max(read_at))) if read_at else found
 
 
-def process_views(run: Run, now: float) -> tuple[ProcessView, ...]:
+WORKS_S = 6.0  # A process that was at work within this time is at work while its node says that all is as it was.
+LAST_BUSY_S = 26.0  # The same of the use of a core, which is averaged over 20 to 25 s (slurm_watchdog.agent.sums).
+
+
+def process_views(run: Run, now: float, nodes: Nodes) -> tuple[ProcessView, ...]:
     """All processes but ranks of side steps, in the order of their keys."""
-    processes, rates = run.processes, run.rates
+    processes = run.processes
     _, steps = training_steps(processes, run.steps)
     if not steps & run.steps:  # a side step: see follow_training
         steps = run.steps or steps
@@ -147,22 +164,26 @@ def process_views(run: Run, now: float) -> tuple[ProcessView, ...]:
             found = ages[at] = now - at
         return found
 
+    node, held_at, held_s = "", 0.0, 0.0
     for key in run.order:
-        process, seen_at, gone_at = processes[key]
+        process, at, gone_at = processes[key]
         if process.role is Role.RANK and process.step_id not in steps:
             continue
-        rate = rates[key]
+        if key[0] != node:
+            node, (held_at, held_s) = key[0], nodes.held(key[0])
+        seen_at = at + held_s if at == held_at else at
+        worked_s, quiet_s, waited_s = process.worked_age_s, process.quiet_s, process.storage_age_s
         found.append(
             ProcessView(
-                node=key[0],
+                node=node,
                 process=process,
                 seen_age_s=age(seen_at),
                 gone_s=None if gone_at is None else age(gone_at),
-                cpu_ratio=rate.cpu_ratio,
-                io_bytes_s=rate.io_bytes_s,
-                storage_age_s=None if rate.storage_at is None else age(rate.storage_at),
-                worked_age_s=None if rate.worked_at is None else age(rate.worked_at),
-                quiet_s=None if rate.busy_at is None else age(rate.busy_at),
+                cpu_ratio=process.cpu_ratio,
+                io_bytes_s=process.io_bytes_s,
+                storage_age_s=None if waited_s is None else age(at - waited_s),
+                worked_age_s=None if worked_s is None else age((seen_at if worked_s < WORKS_S else at) - worked_s),
+                quiet_s=None if quiet_s is None else age((seen_at if quiet_s < LAST_BUSY_S else at) - quiet_s),
             )
         )
     return tuple(found)

@@ -24,6 +24,9 @@ LEAST_KEPT = 75  # An hour before the change, and a quarter of one: enough for a
 MAX_BYTES = 24 * 1024**2  # Of all runs together: of more than 35,000 ranks fewer blocks are kept.
 KEPT_DUMPS = 48
 ASLEEP = frozenset("SDI")
+SAME_READING_S = 1.0  # Each report repeats the newest one, with its age.
+
+Idle = tuple[float, int]  # (share in which a GPU did nothing, in so many looks).
 
 
 @dataclass(slots=True)
@@ -56,9 +59,12 @@ class WaitTally:
         """How many it counts."""
         return len(self._counts)
 
-    def note(self, key: RankKey, *, runnable_s: float | None, idle: float | None, at: float) -> bool:
-        """One look at a rank: how long it has run so far, and the share in which its GPU did nothing. Returns whether a
-        block is full."""
+    def note(
+        self, key: RankKey, *, runnable_s: float | None, idle: Idle | None, at: float, read_at: float | None = None
+    ) -> bool:
+        """What is known of a rank at `at`: how long it had run at `read_at` (default: just now), and in which share of
+        how many looks since it was noted last its GPU did nothing. Returns whether a block is full."""
+        read_at = at if read_at is None else read_at
         self._open_at = at if self._open_at is None else self._open_at
         is_full = at - self._open_at >= BLOCK_S
         if is_full:
@@ -67,11 +73,12 @@ class WaitTally:
         if count is None:
             count = self._counts[key] = _Count()
         count.noted = True
-        if runnable_s is not None:
-            self._note_sleep(count, runnable_s, at)
-        if idle is not None and count.gpu_looks < MOST:
-            count.gpu_looks += 1
-            count.gpu_idle += idle
+        if runnable_s is not None and (count.read_at is None or read_at - count.read_at > SAME_READING_S):
+            self._note_sleep(count, runnable_s, read_at)
+        if idle is not None:
+            looks = min(idle[1], MOST - count.gpu_looks)
+            count.gpu_looks += looks
+            count.gpu_idle += looks * idle[0]
         return is_full
 
     def interrupt(self, key: RankKey) -> None:
@@ -135,13 +142,14 @@ def kept_blocks(ranks: int) -> int:
     return max(LEAST_KEPT, min(KEPT_BLOCKS, MAX_BYTES // (4 * max(1, ranks))))
 
 
-def idle_shares(gpus: tuple[Gpu, ...]) -> Mapping[int, float | None]:
-    """Pid -> the share in which the least busy of its GPUs did nothing; None: one of them does not say."""
-    found: dict[int, float | None] = {}
+def idle_shares(gpus: tuple[Gpu, ...]) -> Mapping[int, Idle | None]:
+    """Pid -> the share in which the least busy of its GPUs did nothing since the report before, and in how many looks;
+    None: one of them does not say."""
+    found: dict[int, Idle | None] = {}
     for gpu in gpus:
-        idle = None if gpu.utilization_ratio is None else min(1.0, max(0.0, 1.0 - gpu.utilization_ratio))
+        idle = None if gpu.idle_ratio is None or not gpu.looks else (gpu.idle_ratio, gpu.looks)
         for pid in gpu.pids or ():
-            before = found.get(pid, 0.0)
+            before = found.get(pid, idle)
             found[pid] = None if idle is None or before is None else max(idle, before)
     return found
 

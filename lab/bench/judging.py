@@ -1,6 +1,7 @@
-"""`python -m lab.bench.judging NODES JOBS INCIDENTS`: what a report and a tick take of the processor in the real
-controller, in process and with a clock of its own: reports that come as in life, ticks without any, after those of
-5 % of the nodes, and after those of all. Mean milliseconds, as one JSON line."""
+"""`python -m lab.bench.judging NODES JOBS INCIDENTS`: what a report (small, whole; from its bytes to those of the answer)
+and a tick take of the processor in the real controller, in process and with a clock of its own: reports that come as in
+life (one in six is whole, and each of a node that is asked for it), ticks without any, after news of 5 % of the nodes,
+and after news of all. Mean milliseconds, as one JSON line."""
 
 from __future__ import annotations
 
@@ -19,14 +20,17 @@ from msgspec.structs import replace
 
 from lab.bench.fleet_reports import Shape, events_of, fault_of, logs_of, report_of
 from lab.bench.storm import QuietSlurm
+from slurm_watchdog.agent.sums import NodeSums
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.controller.app import COLLECT_AFTER
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.report import HELD, Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.notify.dispatcher import make_notifier
+from slurm_watchdog.wire.codec import decode_reply, decode_report, encode_reply, encode_report
 from tests.builders import views
 
 CONFIG = (
@@ -45,21 +49,42 @@ class Bench:
     took_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     second: float = 0.0
     sequence: int = 0
+    whole: dict[int, int] = field(default_factory=dict)
+    """Node -> number of its newest whole report."""
+    closely: dict[int, bool | None] = field(default_factory=dict)
+    sums: dict[int, NodeSums] = field(default_factory=lambda: defaultdict(NodeSums))
 
     def reports(self, nodes: Iterable[int], number: int, into: str) -> None:
         for index in nodes:
             self.sequence += 1
-            report = replace(
-                report_of(self.shape, index, number, index % 8),
-                agent_id=f"{index + 1:032x}", sequence=self.sequence, agent_version="0", interval_s=5.0,
-                node_events=(fault_of(self.shape, index),) if number == 1 and index < self.faults else (),
-            )  # fmt: skip
-            if self.shape.is_batch_host(index):
-                events = events_of(self.shape, index, max(0, number - 1), number)
-                report = replace(report, logs=logs_of(self.shape, index, number), events=events)
+            report = self._report(index, number, is_news=not into)
+            body = encode_report(report)
             began = time.thread_time()
-            self.controller.accept(report)
-            self.took_s[into].append(time.thread_time() - began)
+            answer = encode_reply(self.controller.accept(decode_report(body)))
+            took_s = time.thread_time() - began
+            self.closely[index] = decode_reply(answer).closely
+            if into:
+                self.took_s[into].append(took_s)
+                self.took_s["small" if report.same_as else "whole"].append(took_s)
+
+    def _report(self, index: int, number: int, *, is_news: bool) -> Report:
+        """As the agent of this node makes it."""
+        report = replace(
+            report_of(self.shape, index, number, index % 8),
+            agent_id=f"{index + 1:032x}", sequence=self.sequence, agent_version="0", interval_s=5.0,
+            state=bytes([number % 2 if is_news and number >= WARM_UP else 0] * 80), made_s=1000.0 + self.second,
+            node_events=(fault_of(self.shape, index),) if number == 1 and index < self.faults else (),
+        )  # fmt: skip
+        if self.shape.is_batch_host(index):
+            events = events_of(self.shape, index, max(0, number - 1), number)
+            report = replace(report, logs=logs_of(self.shape, index, number), events=events)
+        before = self.whole.get(index)
+        if before is None or self.closely.get(index) or is_news or (number + index) % 6 == 0:
+            self.whole[index], sums = self.sequence, self.sums[index]
+            report = sums.add(report, self.second)
+            sums.begin()
+            return report
+        return replace(report, same_as=before, **dict.fromkeys(HELD, ()))
 
     def tick(self, into: str) -> None:
         self.second += 1.0

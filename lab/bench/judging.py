@@ -72,7 +72,7 @@ class Bench:
         report = replace(
             report_of(self.shape, index, number, index % 8),
             agent_id=f"{index + 1:032x}", sequence=self.sequence, agent_version="0", interval_s=5.0,
-            state=bytes([number % 2 if is_news and number >= WARM_UP else 0] * 80), made_s=1000.0 + self.second,
+            state=bytes([number % 2 if is_news and number >= WARM_UP else 0] * 32), made_s=1000.0 + self.second,
             node_events=(fault_of(self.shape, index),) if number == 1 and index < self.faults else (),
         )  # fmt: skip
         if self.shape.is_batch_host(index):

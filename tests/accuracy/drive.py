@@ -29,7 +29,7 @@ from tests.accuracy.looks import Look
 from tests.accuracy.scene import Scene
 from tests.accuracy.training import Job, Node, Rank, Worker
 from tests.accuracy.world import INTERVAL_S, Mount, World
-from tests.builders.summed import Memory, summed
+from tests.builders.summed import Memory, framed, summed
 
 RECORDS_S = 25.0
 """Records of collectives are there so long after a hang has fired: as long as a collection takes."""
@@ -67,9 +67,13 @@ class _Mail:
 class Drive:
     """One world, one judgement."""
 
-    def __init__(self, world: World, config: Config, *, interval_s: float = INTERVAL_S, calm_s: float = INTERVAL_S):
-        """`interval_s` between two reports of a node; `calm_s` between two looks while nothing is wrong."""
-        self.world, self.config = world, config
+    def __init__(
+        self, world: World, config: Config, *, interval_s: float = INTERVAL_S, calm_s: float = INTERVAL_S,
+        small: bool = True,
+    ):  # fmt: skip
+        """`interval_s` between two reports of a node; `calm_s` between two looks while nothing is wrong. `small`: agents
+        send small reports, as they do; else each is whole."""
+        self.world, self.config, self.small = world, config, small
         self.interval_s, self.calm_s = interval_s, calm_s
         self.state = ClusterState(
             silent_after_s=config.controller.agent_silent_after,
@@ -81,6 +85,8 @@ class Drive:
         self._mail: dict[str, list[_Mail]] = {node.name: [] for node in world.nodes}
         self._readers = {node.name: Reader() for node in world.nodes}
         self._memory = Memory()
+        self._close: frozenset[str] = frozenset()
+        self._closely: dict[str, bool] = {}  # As each node was answered last.
         self._answers: list[tuple[float, int, object]] = []
         self._asked: dict[str, float] = {}
         self._out: set[str] = set()
@@ -144,7 +150,9 @@ class Drive:
     def _report(self, node: Node, t: float) -> None:
         rng = self.world.rng
         if not node.silent:
-            report = summed(report_of(self.world.report(node), self._readers[node.name]), t, self._memory)
+            said = report_of(self.world.report(node), self._readers[node.name])
+            closely = self._closely.get(node.name)
+            report = framed(said, t, self._memory, closely) if self.small else summed(said, t, self._memory)
             late_s = 3.0 + 12.0 * rng.random() if rng.random() < LATE_SHARE else 0.0
             if late_s:
                 self.story.late.append((t, late_s))
@@ -162,6 +170,8 @@ class Drive:
     def _deliver(self, mail: _Mail, t: float) -> None:
         age_s = t - mail.made_at
         self.state.apply_report(replace(mail.report, age_s=age_s) if age_s else mail.report, t)
+        name = mail.report.node
+        self._closely[name] = name in self._close or name in self.state.unsure_of
         self.story.reports += 1
 
     # ------------------------------------------------------------------------------------ evidence
@@ -275,6 +285,8 @@ class Drive:
                 self.story.incidents[incident.id] = incident
             if incident.state is IncidentState.RESOLVED:
                 self.judge.settle(change, t)
+        self._close = self.judge.close_nodes()
+        self._closely.update(dict.fromkeys(self._close, True))  # pushed at once
         if self.world.records is not None:
             self._bring_records(self.world.records(), t)
 

@@ -40,7 +40,6 @@ ROWS: dict[str, int] = {
 GPUs, 64 directories with checkpoints, 320 events of the node; a node has some dozen jobs at most (its
 delivery.stream takes 512)."""
 INNER = 4096  # Entries of a list within a row, such as the processes of a GPU; NVML lists no more to an agent.
-STATE_BYTES = 65_536  # Classes of a node: a few bytes for each of its processes.
 ORDER = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
 
 Known = Callable[[str], Collection[tuple[int, int]]]  # Node -> (pid, start ticks) of its processes that are remembered.
@@ -59,8 +58,6 @@ def within_bounds(
     (pid, start ticks) of the processes of a node that are remembered: they come first, so that one that is left out
     was never there, and no one looks dead for want of room. `nodes_of` says how many nodes a job has."""
     node, kept = report.node, dict[str, Any]()
-    if len(report.state) > STATE_BYTES:
-        kept["state"] = b""
     for name, limit in ROWS.items():
         rows = getattr(report, name)
         if not rows:

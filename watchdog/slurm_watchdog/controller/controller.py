@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from msgspec.structs import replace
 
@@ -36,7 +37,6 @@ from slurm_watchdog.controller.policy.rules import mode_words
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.run_records import RunRecords
 from slurm_watchdog.controller.slow_nodes import SlowNodes
-from slurm_watchdog.controller.state.agents import with_shared_values
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.journal.journal import Journal, JournalError
@@ -104,6 +104,7 @@ class Controller:
         self._busy = BusyShare()
         self._newest: Health | None = None  # Of the newest tick, once asked for: all nodes may ask in one moment.
         metrics.refresh = self._show
+        self._taken = cache(metrics.reports.labels)
         self.slurm_error: str | None = None
         self._unreadable = UnreadableRows(metrics)
         self.writer = JournalWriter(journal, self.state.left_out)
@@ -194,10 +195,10 @@ class Controller:
     def accept(self, report: Report) -> Reply:
         """Takes over a report that has passed the door, and answers it."""
         now = clock.monotonic()
-        report, dropped = with_shared_values(report), self.state.dropped
+        dropped = self.state.dropped
         outcome = self.state.apply_report(report, now)
-        self.metrics.reports.labels(outcome).inc()
-        if outcome == "accepted":
+        self._taken(outcome).inc()
+        if outcome == "accepted" and not report.same_as:
             self.ledger.note_report(report)
         if self.state.dropped > dropped:
             self.metrics.reports.labels("wrong_job").inc()

@@ -17,6 +17,7 @@ from slurm_watchdog.knowledge.launchers import KILL_SWITCH_OPTION
 from slurm_watchdog.model.kill_switch import problem_of_path
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.protocol import JobWatch
+from slurm_watchdog.model.report import JobDirectives
 from slurm_watchdog.model.slurm import SlurmJob, can_be_named
 from slurm_watchdog.model.slurm_states import WAITING, may_hold_nodes
 
@@ -30,6 +31,8 @@ class OwnedPaths:
 
     def __init__(self, jobs: Jobs, cluster: ClusterState):
         self._jobs, self._cluster = jobs, cluster
+        self._watches: dict[tuple[str, bool], tuple[SlurmJob, JobDirectives | None, JobWatch]] = {}
+        """(job, whether on its batch host) -> what its agent reads, and of what that was made: thousands ask."""
 
     def directives_of(self, job: SlurmJob) -> OwnerDirectives:
         """What the job's owner asks for, in its comment or its environment. A kill switch at a place where none
@@ -103,6 +106,17 @@ class OwnedPaths:
 
     def watch(self, job: SlurmJob, log_starts: dict[str, int], node: str) -> JobWatch:
         """What the agent of `node` reads for a job. Files that all nodes share are read by the batch host alone."""
+        key, wish = (job.job_id, node == job.batch_host), self._cluster.wish_of(job)
+        known = self._watches.get(key)
+        if known is not None and known[0] is job and known[1] is wish:
+            return known[2]
+        if len(self._watches) > 2 * len(self._cluster.jobs):
+            self._watches.clear()
+        watch = self._watch(job, log_starts, at_batch_host=key[1])
+        self._watches[key] = job, wish, watch
+        return watch
+
+    def _watch(self, job: SlurmJob, log_starts: dict[str, int], *, at_batch_host: bool) -> JobWatch:
         jobs = self._jobs
         watch = JobWatch(
             job_id=job.process_id,
@@ -112,7 +126,7 @@ class OwnedPaths:
             progress_patterns=tuple(jobs.progress_patterns),
             kill_switch=self.kill_switch(job),
         )
-        if node != job.batch_host:
+        if not at_batch_host:
             return watch
         logs = [path for path in (job.stdout, job.stderr) if path and path != "/dev/null"]
         own = self.directives_of(job).checkpoint_dir

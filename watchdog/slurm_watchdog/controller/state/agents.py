@@ -6,16 +6,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from heapq import heappop, heappush
-from sys import intern
-from typing import Any, Final
-
-from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.model.node_view import UnreachedNode
-from slurm_watchdog.model.observations import Gpu, Process
+from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.supervisor import FRESH_S, JobSupervisor, Sighting, SupervisorStatus
@@ -243,41 +238,3 @@ class UnreachedNodes:
     def views(self, now: float) -> tuple[UnreachedNode, ...]:
         """All of them."""
         return tuple(UnreachedNode(name, tries, now - at) for name, (at, tries) in self._tries.items())
-
-
-shared_number: Final[Callable[[Any], Any]] = lru_cache(maxsize=8192, typed=True)(lambda number: number)
-"""Given a number, or None, the first one equal to it: of users, sizes, clocks, temperatures."""
-
-
-def with_shared_values(report: Report) -> Report:
-    """The same report."""
-    return replace(
-        report,
-        node=intern(report.node),
-        boot_id=intern(report.boot_id),
-        agent_id=intern(report.agent_id),
-        processes=tuple(map(_process, report.processes)),
-        gpus=tuple(map(_gpu, report.gpus)),
-    )
-
-
-def _process(process: Process) -> Process:
-    return replace(
-        process,
-        job_id=intern(process.job_id),
-        uid=shared_number(process.uid),
-        world_size=shared_number(process.world_size),
-        comm=intern(process.comm),
-        state=intern(process.state),
-        step_id=None if process.step_id is None else intern(process.step_id),
-    )
-
-
-def _gpu(gpu: Gpu) -> Gpu:
-    return replace(
-        gpu,
-        uuid=intern(gpu.uuid),
-        pci_bus_id=None if gpu.pci_bus_id is None else intern(gpu.pci_bus_id),
-        name=intern(gpu.name),
-        memory_total_bytes=shared_number(gpu.memory_total_bytes),
-    )

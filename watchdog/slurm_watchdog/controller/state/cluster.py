@@ -69,6 +69,7 @@ class ClusterState:
         self.gpus = GpuPids(self.left_out)
         self.jobs: dict[str, SlurmJob] = {}  # Every job of Slurm's newest listing, finished ones included.
         self._on_node: dict[str, frozenset[str]] = {}  # Node -> what its processes call the jobs that have it.
+        self._names_on: dict[str, tuple[str, ...]] = {}  # The same in order, with those that may be anywhere.
         self._runs_on: dict[str, list[Run]] | None = None  # Node -> runs that have it, or had it lately; None: stale.
         self.node_addresses: dict[str, str] = {}
         self._slurm_nodes: tuple[SlurmNodeView, ...] = ()
@@ -106,7 +107,7 @@ class ClusterState:
         self.supervisors.keep(self._job_ids)
         self._slurm_nodes = node_views(view, self._slurm_nodes, now)
         self._forget_nodes(now)
-        self._on_node = {}
+        self._on_node, self._names_on = {}, {}
         self._runs_on = None
         self._anywhere = {job.process_id for job in self.jobs.values() if "nodes" in job.unreadable}
         for job in self.jobs.values():
@@ -157,8 +158,9 @@ class ClusterState:
         self._note_return(node, made_at)
         report, dropped = of_own_jobs(report, self._job_nodes.stranger if self.require_node_ownership else None)
         self.dropped += dropped
-        report, dropped = of_owners(report, self._job_of)
-        self.dropped += dropped
+        if not report.same_as:
+            report, dropped = of_owners(report, self._job_of)
+            self.dropped += dropped
         report, missing = within_bounds(report, self.left_out, self._processes.known_on, self._nodes_of)
         outcome = "accepted"
         if not report.same_as:
@@ -263,6 +265,10 @@ class ClusterState:
         """The address that Slurm has for a node, as of its newest listing; None for a node that it does not list."""
         return self.node_addresses.get(node)
 
+    def wish_of(self, job: SlurmJob) -> JobDirectives | None:
+        """What was read last in the environment of this job, of whichever run; None: nothing was."""
+        return self._wishes.get(job.process_id)
+
     def variables_of(self, job: SlurmJob) -> dict[str, str]:
         """What the environment of this run of the job asks of the watchdog; empty if nothing, or not known."""
         wish = self._wishes.get(job.process_id)
@@ -296,7 +302,10 @@ class ClusterState:
         older than `max_age_s`, or does not show all jobs."""
         if self.slurm_at is None or now - self.slurm_at > max_age_s or self.slurm_partial:
             return None
-        return tuple(sorted(self._on_node.get(node, frozenset()) | self._anywhere))
+        found = self._names_on.get(node)
+        if found is None:
+            found = self._names_on[node] = tuple(sorted(self._on_node.get(node, frozenset()) | self._anywhere))
+        return found
 
     def view(self, now: float) -> ClusterView:
         """Everything that detectors need, frozen, as it is at this moment."""

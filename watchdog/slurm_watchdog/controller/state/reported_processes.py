@@ -23,7 +23,7 @@ from slurm_watchdog.controller.state.runs import Runs
 from slurm_watchdog.controller.state.wait_tally import idle_shares
 from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
 from slurm_watchdog.model.observations import Process, Role
-from slurm_watchdog.model.report import Report
+from slurm_watchdog.model.report import HELD, Report
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING
 
@@ -39,6 +39,7 @@ ROWS: dict[str, int] = {
 """Rows of one report. What agents send at most: 24 log files and 3,000 lines a job, 16 mounts, 48 hung children, 64
 GPUs, 64 directories with checkpoints, 320 events of the node; a node has some dozen jobs at most (its
 delivery.stream takes 512)."""
+SMALL_ROWS = {name: limit for name, limit in ROWS.items() if name not in HELD}
 INNER = 4096  # Entries of a list within a row, such as the processes of a GPU; NVML lists no more to an agent.
 ORDER = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
 
@@ -58,7 +59,7 @@ def within_bounds(
     (pid, start ticks) of the processes of a node that are remembered: they come first, so that one that is left out
     was never there, and no one looks dead for want of room. `nodes_of` says how many nodes a job has."""
     node, kept = report.node, dict[str, Any]()
-    for name, limit in ROWS.items():
+    for name, limit in (SMALL_ROWS if report.same_as else ROWS).items():
         rows = getattr(report, name)
         if not rows:
             continue
@@ -116,7 +117,11 @@ def _owner(row: object) -> Hashable:
 
 
 def _is_swollen(row: object, fields: tuple[str, ...]) -> bool:
-    return any(len(getattr(row, name) or ()) > INNER for name in fields)
+    for name in fields:
+        found = getattr(row, name)
+        if found and len(found) > INNER:
+            return True
+    return False
 
 
 class ReportedProcesses:
@@ -142,11 +147,12 @@ class ReportedProcesses:
     def apply(self, report: Report, made_at: float) -> None:
         """Of the runs that Slurm lists: which of their processes are there, and which are not any more."""
         present: dict[str, set[ProcessKey]] = {}
-        name, run, run_of = report.node, None, None
+        name, run, run_of, trains = report.node, None, None, False
         idle = idle_shares(report.gpus)
         for process in report.processes:
             if process.job_id != run_of:
                 run, run_of = self._run(process.job_id), process.job_id
+                trains = run is not None and run.phase(made_at) is None
             key = (name, process.pid, process.start_ticks)
             if run is None or key in run.left_over or is_of_earlier_start(run, key, process):
                 continue
@@ -158,7 +164,8 @@ class ReportedProcesses:
                 process = replace(process, job_id=job.job_id)
             if job.state in RUNNING:
                 note_process(run, key, process, made_at)
-                note_look(run, key, process, idle.get(process.pid), made_at)
+                if process.role is Role.RANK and run.stepped_at is not None:
+                    note_look(run, key, process, idle.get(process.pid), made_at, trains=trains)
                 if process.blocked is not None:
                     self._filesystems.note_blocked(name, report.boot_id, process, made_at)
         known = sorted(present.keys() | self._jobs_seen_on.get(report.node, ()))

@@ -61,13 +61,13 @@ def note_process(run: Run, key: ProcessKey, process: Process, made_at: float) ->
         run.blocked.discard(key)
 
 
-def note_look(run: Run, key: ProcessKey, process: Process, idle: Idle | None, made_at: float) -> None:
-    """How a rank of a training that makes steps waits; `idle`: the share in which its GPU did nothing, in how many
-    looks."""
-    rank = wait_tally.key_of(key, process) if run.stepped_at is not None else None
+def note_look(run: Run, key: ProcessKey, process: Process, idle: Idle | None, made_at: float, *, trains: bool) -> None:
+    """How a rank waits; `idle`: the share in which its GPU did nothing, in how many looks. `trains`: the training is in
+    no phase."""
+    rank = wait_tally.key_of(key, process)
     if rank is None or (run.steps and process.step_id not in run.steps):
         return
-    if run.phase(made_at) is None:
+    if trains:
         read_at = made_at - (process.runnable_age_s or 0.0)
         if run.waits.note(rank, at=made_at, runnable_s=process.runnable_s, read_at=read_at, idle=idle):
             run.note(is_number=True)

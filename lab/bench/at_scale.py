@@ -175,16 +175,15 @@ def _measure_load(figures: Figures, here: Scene) -> list[int]:
     seconds = time.monotonic() - began
     cpu_s = service.cpu_s() - cpu_s
     rss.append(service.rss_bytes())
-    tally, asked_s = fleet.ask("tally"), _asked_s(service)
+    tally, interval_s = fleet.ask("tally"), options.interval_s
     say(f"fleet: { ({k: v for k, v in tally.items() if k != 'trips_s'}) }; load average {os.getloadavg()[0]:.1f}")
     figures.add("controller.agents", tally["connected"], "1", at_least=options.nodes)
     figures.add(
         "controller.reports_per_s",
         tally["taken"] / seconds,
         "1/s",
-        at_least=0.98 * options.nodes / asked_s,
+        at_least=0.98 * options.nodes / interval_s,
     )
-    figures.add("controller.report_interval_s", asked_s, "s")
     figures.add("controller.report_bytes", tally["bytes_out"] / max(1, tally["sent"]), "B")
     figures.add("controller.cpu_percent_of_core", 100 * cpu_s / seconds, "%", at_most=MAX_CPU_PERCENT)
     figures.add("controller.cpu_us_per_report", 1e6 * cpu_s / max(1, tally["taken"]), "us")
@@ -196,15 +195,9 @@ def _measure_load(figures: Figures, here: Scene) -> list[int]:
     stalls_ms = [1000 * each for each in prober.waits_s]
     figures.add("controller.event_loop_stall_p99_ms", quantile(stalls_ms, 0.99), "ms")
     figures.add("controller.event_loop_stall_max_ms", max(stalls_ms), "ms", at_most=MAX_STALL_MS)
-    time.sleep(asked_s + 2.0)  # the last fault goes with its node's next report
+    time.sleep(interval_s + 2.0)  # the last fault goes with its node's next report
     _add_decisions(figures, here, injected)
     return faulty
-
-
-def _asked_s(service: Service) -> float:
-    """Between two reports of an agent, as the controller wants them now."""
-    text, name = service.get("/metrics", 30.0).decode(), "slurm_watchdog_report_interval_seconds "
-    return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
 
 def _add_decisions(figures: Figures, here: Scene, injected: dict[str, float]) -> None:

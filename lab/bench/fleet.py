@@ -29,9 +29,8 @@ from typing import Any
 import msgspec
 
 from lab.bench import fleet_munge, fleet_tls
-from lab.bench.fleet_reports import Shape, events_of, fault_of, logs_of, report_of
+from lab.bench.fleet_reports import WHOLE_EVERY, Shape, events_of, fault_of, logs_of, report_of, small_of
 from slurm_watchdog.agent.delivery.sender import backoff_s
-from slurm_watchdog.base.loop import share_of
 from slurm_watchdog.identity.munge_protocol import TO_AGENT, TO_CONTROLLER, Seal
 from slurm_watchdog.model.observations import NodeEvent
 from slurm_watchdog.wire.codec import MAX_BYTES, decode_reply, encode_report, with_age
@@ -40,6 +39,7 @@ from slurm_watchdog.wire.frames import (
     HELLO,
     MAGIC,
     OPENED,
+    ORDERS,
     PROOF,
     REPORT,
     TAKEN,
@@ -76,9 +76,10 @@ class Agent:
     sequence: int = 0
     answered_round: int = 0
     """Of the report that was acknowledged last."""
-    interval_s: float = 0.0
-    asked_s: float = 0.0
-    """The interval that the controller wants: in force with the next report, as the real agent has it."""
+    whole: int = 0
+    """Number of the newest whole report; 0: it may not have arrived."""
+    closely: bool = False
+    """The controller wants each report whole."""
     waiting: deque[tuple[int, float, int]] = field(default_factory=deque)
     """(sequence, made at, round) of reports that are not taken yet, the first of them on its way."""
     sent_at: float = 0.0
@@ -130,7 +131,7 @@ class Fleet:
         rng = random.Random(1)
         starts = [self.began + interval_s * n / shape.nodes for n in range(shape.nodes)]
         rng.shuffle(starts)
-        self.agents = [Agent(n, starts[n], interval_s=interval_s, asked_s=interval_s) for n in range(shape.nodes)]
+        self.agents = [Agent(n, starts[n]) for n in range(shape.nodes)]
         self.of_fd: dict[int, Agent] = {}
         self.agenda = [(agent.due, agent.index, "report") for agent in self.agents]
         heapq.heapify(self.agenda)
@@ -164,12 +165,7 @@ class Fleet:
 
     def _make(self, agent: Agent, due: float, now: float) -> None:
         """One more report waits; the one before may not be answered yet."""
-        if agent.asked_s != agent.interval_s:
-            agent.interval_s = agent.asked_s
-            due_next = now + (0.5 + share_of(self.shape.name(agent.index))) * agent.interval_s
-        else:
-            due_next = due + agent.interval_s
-        heapq.heappush(self.agenda, (due_next, agent.index, "report"))
+        heapq.heappush(self.agenda, (due + self.interval_s, agent.index, "report"))
         if agent.index in self.silent:
             return
         agent.sequence += 1
@@ -209,6 +205,7 @@ class Fleet:
         agent.sock.close()
         agent.sock, agent.ready, agent.in_flight, agent.opened = None, False, False, False
         agent.key, agent.seal, agent.inbox, agent.out = b"", None, Inbox(MAX_BYTES), b""
+        agent.whole = 0
         self.shaking.discard(agent.index)
         agent.failures += 1
         agent.turns += 1
@@ -291,6 +288,8 @@ class Fleet:
                 self._send(agent)
         elif kind == TAKEN:
             self._take_answer(agent, body)
+        elif kind == ORDERS:
+            agent.closely = decode_reply(body).closely or agent.closely
 
     def _take_answer(self, agent: Agent, body: bytes) -> None:
         agent.in_flight = False
@@ -299,9 +298,8 @@ class Fleet:
         self.tally.taken += 1
         self.known.add(agent.index)
         _, _, agent.answered_round = agent.waiting.popleft()
-        asked_s = decode_reply(body).interval_s
-        if asked_s is not None:
-            agent.asked_s = max(self.interval_s, asked_s)
+        closely = decode_reply(body).closely
+        agent.closely = agent.closely if closely is None else closely
         if agent.waiting:
             self._send(agent)
 
@@ -348,7 +346,11 @@ class Fleet:
         return news
 
     def _report(self, agent: Agent, sequence: int, number: int) -> bytes:
-        report = report_of(self.shape, agent.index, number, (agent.index + number) % VARIANTS)
+        if agent.closely or agent.faults or not agent.whole or (number + agent.index) % WHOLE_EVERY == 0:
+            report = report_of(self.shape, agent.index, number, (agent.index + number) % VARIANTS)
+            agent.whole = sequence
+        else:
+            report = small_of(self.shape, agent.index, agent.whole)
         news = self._news(agent, number)
         agent.faults = []
         return encode_report(
@@ -356,7 +358,7 @@ class Fleet:
                 report,
                 agent_id=f"{agent.index + 1:032x}",
                 sequence=sequence,
-                interval_s=agent.interval_s,
+                interval_s=self.interval_s,
                 agent_version="0.1.0",
                 **news,
             )

@@ -23,9 +23,13 @@ from slurm_watchdog.model.report import Report
 
 RANKS = 8
 STEP_S = 4.0
+WHOLE_EVERY = 6
+"""Rounds between two whole reports of a node: 30 s at 5 s."""
 SAVE_EVERY = 120
 """Rounds between two checkpoints of a job: ten minutes at 5 s."""
 FIRST_PID = 100_000
+STATE = b"00000000.1"
+"""Classes that never change."""
 FAULT_XID = 79
 """GPU has fallen off the bus: one line is enough for a verdict."""
 
@@ -68,8 +72,16 @@ def report_of(shape: Shape, index: int, number: int, variant: int) -> Report:
         boot_id=shape.boot_id(index),
         agent_id="",
         sequence=0,
+        state=STATE,
         processes=() if job is None else _processes(shape, index, job, number, variant),
         gpus=tuple(_gpu(shape, index, gpu, number, variant, busy=job is not None) for gpu in range(RANKS)),
+    )
+
+
+def small_of(shape: Shape, index: int, whole: int) -> Report:
+    """The report of a node that is as its whole report of this number said."""
+    return Report(
+        node=shape.name(index), boot_id=shape.boot_id(index), agent_id="", sequence=0, state=STATE, same_as=whole
     )
 
 
@@ -95,6 +107,8 @@ def _rank(job: str, rank: int, local: int, world: int, number: int, variant: int
         local_rank=local, world_size=world, cpu_s=round(2000 + 5.03 * step + local, 2),
         io_bytes=20_000_000_000 + int(81_000_000 * step), threads=97,
         context_switches=500_000 + int(913 * step) if number % 12 == 0 else None,
+        cpu_ratio=1.006, io_bytes_s=16_200_000.0, worked_age_s=0.0, quiet_s=float(5 * (number % 4)),
+        runnable_s=round(1990 + 5.0 * (number - number % 12) + local, 2), runnable_age_s=5.0 * (number % 12) or None,
     )  # fmt: skip
 
 
@@ -119,7 +133,10 @@ def _gpu(shape: Shape, index: int, gpu: int, number: int, variant: int, *, busy:
         ecc_corrected=0, ecc_uncorrected=0, remapped_rows_corrected=0, remapped_rows_uncorrected=0,
         remap_pending=False, remap_failed=False, pcie_link_width=16, pcie_link_width_max=16,
         pcie_link_generation=5, pcie_link_generation_max=5, pcie_replays=0, nvlinks_active=18, nvlinks_down=0,
-        nvlink_errors=0,
+        nvlink_errors=0, idle_age_s=None if busy else 7200.0 + 5.0 * number,
+        busy_age_s=7200.0 + 5.0 * number if busy else None, idle_ratio=0.02 if busy else 1.0, looks=6,
+        recent_sm_clock_hz=1.94e9 if busy else None, usual_sm_clock_hz=1.942e9 if busy else None,
+        recent_power_w=630.0 if busy else None, usual_power_w=641.0 if busy else None,
     )  # fmt: skip
 
 

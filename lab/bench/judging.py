@@ -18,16 +18,15 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from lab.bench.fleet_reports import Shape, events_of, fault_of, logs_of, report_of
+from lab.bench.fleet_reports import WHOLE_EVERY, Shape, events_of, fault_of, logs_of, report_of, small_of
 from lab.bench.storm import QuietSlurm
-from slurm_watchdog.agent.sums import NodeSums
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.controller.app import COLLECT_AFTER
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.model.report import HELD, Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.notify.dispatcher import make_notifier
 from slurm_watchdog.wire.codec import decode_reply, decode_report, encode_reply, encode_report
@@ -52,7 +51,6 @@ class Bench:
     whole: dict[int, int] = field(default_factory=dict)
     """Node -> number of its newest whole report."""
     closely: dict[int, bool | None] = field(default_factory=dict)
-    sums: dict[int, NodeSums] = field(default_factory=lambda: defaultdict(NodeSums))
 
     def reports(self, nodes: Iterable[int], number: int, into: str) -> None:
         for index in nodes:
@@ -69,22 +67,21 @@ class Bench:
 
     def _report(self, index: int, number: int, *, is_news: bool) -> Report:
         """As the agent of this node makes it."""
-        report = replace(
-            report_of(self.shape, index, number, index % 8),
-            agent_id=f"{index + 1:032x}", sequence=self.sequence, agent_version="0", interval_s=5.0,
-            state=bytes([number % 2 if is_news and number >= WARM_UP else 0] * 32), made_s=1000.0 + self.second,
-            node_events=(fault_of(self.shape, index),) if number == 1 and index < self.faults else (),
-        )  # fmt: skip
-        if self.shape.is_batch_host(index):
-            events = events_of(self.shape, index, max(0, number - 1), number)
-            report = replace(report, logs=logs_of(self.shape, index, number), events=events)
         before = self.whole.get(index)
-        if before is None or self.closely.get(index) or is_news or (number + index) % 6 == 0:
-            self.whole[index], sums = self.sequence, self.sums[index]
-            report = sums.add(report, self.second)
-            sums.begin()
+        fault = (fault_of(self.shape, index),) if number == 1 and index < self.faults else ()
+        if before is None or self.closely.get(index) or is_news or fault or (number + index) % WHOLE_EVERY == 0:
+            self.whole[index] = self.sequence
+            report = replace(report_of(self.shape, index, number, index % 8), node_events=fault)
+        else:
+            report = small_of(self.shape, index, before)
+        report = replace(
+            report, agent_id=f"{index + 1:032x}", sequence=self.sequence, agent_version="0", made_s=1000.0 + self.second,
+            state=bytes((number,)) if is_news and number >= WARM_UP else report.state,
+        )  # fmt: skip
+        if not self.shape.is_batch_host(index):
             return report
-        return replace(report, same_as=before, **dict.fromkeys(HELD, ()))
+        events = events_of(self.shape, index, max(0, number - 1), number)
+        return replace(report, logs=logs_of(self.shape, index, number), events=events)
 
     def tick(self, into: str) -> None:
         self.second += 1.0

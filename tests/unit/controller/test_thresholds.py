@@ -35,6 +35,7 @@ def judged(
     state: Any = SimpleNamespace(
         nodes=SimpleNamespace(view=lambda name: None),
         gpus=SimpleNamespace(with_gpus=lambda finding: finding),
+        lost_among=lambda nodes: (),
     )
     judge = Judge(
         parse_config(config), state, (), lambda: "id", pytest.fail,

@@ -51,7 +51,7 @@ class SlowNodes:
         self._known = {key: each for key, each in self._known.items() if key in jobs}
         self._looked = {key: each for key, each in self._looked.items() if key in jobs}
         self._listen()
-        for job in view.jobs:
+        for job in view.jobs if slow or self._known else ():
             job_id = job.job.job_id
             incident, known = slow.get(job_id), self._known.get(job_id)
             if (incident is None and known is None) or self._looked.get(job_id) is job.step_times:

@@ -5,7 +5,7 @@ Every age is in seconds before `ClusterView.now`, on the controller's monotonic 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 
@@ -350,7 +350,7 @@ class ClusterView(Struct):
 
     now: float
     watched_s: float = 0.0  # Since the first look: what is older was not seen.
-    jobs: tuple[JobView, ...] = ()
+    jobs: Sequence[JobView] = ()
     filesystems: tuple[FilesystemView, ...] = ()
     reporting_nodes: tuple[str, ...] = ()
     silent_nodes: tuple[str, ...] = ()

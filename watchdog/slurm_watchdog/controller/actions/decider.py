@@ -46,6 +46,8 @@ class Decider:
         self._monotonic, self._wall, self._chunk = ports.monotonic, ports.wall, chunk
         self._earlier: dict[str, list[Decision]] = {}  # Incident -> its decisions, as the journal has them.
         self._failed: set[str] = set()  # Decisions in `_earlier` whose action has ended without success.
+        self._done: dict[str, Incident] = {}  # Incidents of which nothing is left to decide, as they are, and
+        self._listed_at: float | None = None  # as Slurm listed their jobs then.
 
     def decide(self, now: float) -> None:
         """Looks at every incident that fires and is not explained by another one, all in one piece."""
@@ -58,6 +60,8 @@ class Decider:
         open_ones = {incident.id for incident in self._judgement.incidents}
         for incident_id in [each for each in self._earlier if each not in open_ones]:
             self._failed.difference_update(decision.id for decision in self._earlier.pop(incident_id))
+        if self._cluster.slurm_at != self._listed_at:  # its owner, or an exception, may mean something else by now
+            self._done, self._listed_at = {}, self._cluster.slurm_at
         self._executor.sweep(now)
         try:
             self._remember(open_ones)
@@ -80,17 +84,22 @@ class Decider:
         made = 0
         while left and made < self._chunk:
             incident = known.get(left.popleft())
-            if incident is None or not is_announced(incident):
+            if incident is None or not is_announced(incident) or self._done.get(incident.id) is incident:
                 continue
+            settled = True
             for matter in self._matters(incident):
                 try:
                     if self._is_settled(incident, matter):
                         continue
+                    settled = False
                     context = context or self._inputs.context(now)
                     self._decide_one(incident, matter, now, context, held)
                     made += 1
                 except JournalError as error:
+                    settled = False
                     self._news.journal_failed(error)
+            if settled:
+                self._done[incident.id] = incident
         self._write_together(held or [])
 
     def _write_together(self, held: list[tuple[Incident, Decision]]) -> None:
@@ -107,6 +116,7 @@ class Decider:
 
     def action_failed(self, decision: Decision) -> None:
         """An action has ended without success: if the trouble persists, it is decided again."""
+        self._done.pop(decision.incident_id, None)
         if decision.incident_id in self._earlier:
             self._failed.add(decision.id)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter as Tally
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import TypeVar
@@ -24,6 +24,7 @@ from slurm_watchdog.model.incidents import Incident, IncidentState
 from slurm_watchdog.model.slurm import SlurmView
 from slurm_watchdog.wire.rate_limits import CONNECTION_REASONS, LOST_STREAMS, REFUSED_REPORTS
 
+LOOK_EVERY_S = 5.0  # While no job is stalled.
 LONGEST_TICK_S = 60.0  # A longer time between two looks was a stall of the controller: nothing is known of it.
 
 
@@ -42,14 +43,18 @@ class GpuTime:
     def add(self, view: ClusterView, incidents: Iterable[Incident]) -> float:
         """GPU-seconds that jobs have been stalled since the call before, and how long each had when that was
         found out."""
-        here = {job.job.job_id: len(job.gpu_uuids) for job in view.jobs}
         late_s: dict[str, float] = {}
-        kept = set(here)
+        kept = set[str]()
         for incident in incidents:
             kept.update(incident.job_ids)
             if incident.state is IncidentState.FIRING and spec_of(incident.kind).stops_steps:
                 for job_id in incident.job_ids:
                     late_s[job_id] = max(late_s.get(job_id, 0.0), incident.detected_after_s or 0.0)
+        recently = self._looked_at is not None and view.now - self._looked_at < LOOK_EVERY_S
+        if recently and not late_s and not self._still:
+            return 0.0
+        here = {job.job.job_id: len(job.gpu_uuids) for job in view.jobs}
+        kept |= here.keys()
         known: Mapping[str, int] = self._gpus
         self._gpus = {job_id: max(here.get(job_id, 0), known.get(job_id, 0)) for job_id in kept}
         since_s = 0.0 if self._looked_at is None else min(LONGEST_TICK_S, max(0.0, view.now - self._looked_at))
@@ -343,7 +348,7 @@ def _show_only(shown: dict[Series, Gauge], values: Mapping[Series, float]) -> No
         child.set(value)
 
 
-def _with_series(jobs: tuple[JobView, ...], troubled: Collection[str]) -> tuple[JobView, ...]:
+def _with_series(jobs: Sequence[JobView], troubled: Collection[str]) -> tuple[JobView, ...]:
     """The jobs with separate series."""
     if len(jobs) <= MAX_JOBS:
         return jobs

@@ -4,10 +4,11 @@ with real time, `replay` and the simulator with theirs."""
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace as with_values
-from operator import sub
+from operator import is_, sub
 from typing import Any
 
 from msgspec.structs import replace
@@ -21,12 +22,13 @@ from slurm_watchdog.controller.incidents.correlate import (
     CorrelateContext,
     correlate,
     lasts_in_aftermath,
+    run_named,
     with_hardware_cause,
 )
 from slurm_watchdog.controller.incidents.hang_memory import HangMemory
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.run import Run
-from slurm_watchdog.controller.state.run_view import Moment, later
+from slurm_watchdog.controller.state.run_view import Moment
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.registry import SPECS, Settings, findings_of, spec_of
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
@@ -159,6 +161,7 @@ log = logging.getLogger(__name__)
 NUMBERS_S = 15.0
 """Numbers of a job that makes steps, and of which nothing is wrong, are judged so often: what they alone can show (a
 slow GPU, a pace that changes) is a matter of minutes. A changed class is judged at once."""
+WORLD_S = 10.0  # What is about no single job is looked at again so often, as Slurm is asked, if nothing has come.
 DUE_EARLY_S = 1e-6  # Sums of floats are not exact: rather judged once more than late.
 RESOLVE_AFTER_REPORTS = 2  # A condition has to be gone for so many reports before its incident closes.
 BY_LIMIT = frozenset({IncidentKind.COLLECTIVE_HANG, IncidentKind.STALLED_PROGRESS})
@@ -195,6 +198,7 @@ class JudgedRun(Struct):
     at: float
     view: JobView  # Its ages go on: see `later`.
     findings: tuple[Finding, ...]
+    is_calm: bool
     limit_s: float
     due_at: float  # When it has to be judged again, if nothing comes.
     holds_s: tuple[
@@ -209,6 +213,44 @@ class JudgedRun(Struct):
         age_s = now - self.at
         step_s, grew_s, read_s = map(sub, run.moved_at, self.moved_at) if run.has_numbers else (0.0, 0.0, 0.0)
         return age_s - step_s < self.holds_s[0] and age_s - min(grew_s, read_s) < self.holds_s[1]
+
+
+class _Later(Sequence[JobView]):
+    """The jobs as they were judged, with ages of now: made when someone asks for them."""
+
+    def __init__(self, state: ClusterState, judged: Mapping[str, JudgedRun], now: float):
+        self._state, self._judged, self._now = state, judged, now
+        self._views: tuple[JobView, ...] | None = None
+
+    def _made(self) -> tuple[JobView, ...]:
+        if self._views is None:
+            self._views = tuple(
+                self._state.later(job_id, each.view, each.at, self._now) for job_id, each in self._judged.items()
+            )
+        return self._views
+
+    def __iter__(self) -> Iterator[JobView]:
+        return iter(self._made())
+
+    def __len__(self) -> int:
+        return len(self._judged)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._made()[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._made() == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _stays(incident: Incident) -> bool:
+    """Whether it is as it is for as long as findings are: nothing of it waits for a time."""
+    return incident.state is IncidentState.FIRING and incident.clear_mono is None and incident.inhibited_by is None
+
+
+def _plain(finding: Finding) -> Finding:
+    return replace(finding, duration_s=plain(finding.duration_s)) if type(finding.duration_s) is Ticking else finding
 
 
 class IncidentChange(Struct):
@@ -266,18 +308,29 @@ class Judge:
         self._holds_s = {spec.kind: spec.hold_s for spec in SPECS}
         self._settled: list[Incident] = []  # Those that ended lately: what they explained is no news.
         self._judged: dict[str, JudgedRun] = {}  # Job id -> what was said of its run when it was judged last.
-        self._world: tuple[object, ...] = ()  # What all jobs had in common then.
+        self._shared: tuple[object, ...] = ()  # What all jobs had in common then.
+        self._asked: frozenset[str] = frozenset()  # Subjects of the incidents that were open then.
+        self._asked_of: dict[str, frozenset[str]] = {}  # Job -> those of them that are one of its runs.
+        self._said: dict[str, tuple[tuple[Finding, ...], float]] = {}
+        """Kind -> what was said of all that is not one running job, and when it has to be asked again."""
+        self._changed: tuple[object, ...] = ()  # What that depended on.
+        self._concluded: Sequence[Finding] = ()  # The findings of which the incidents are as they are,
+        self._concluded_at = -math.inf  # since when,
+        self._because: tuple[object, ...] = ()  # and what else that depended on.
+        self._masked: dict[int, tuple[Finding, Finding]] = {}  # Id -> a finding of then, and it without secrets.
         self.view = ClusterView(now=0.0)  # What the newest judgement was about.
         self.limits_s: dict[str, float] = {}  # Job id -> the longest time without a step that is normal for it now.
 
     def add(self, incident: Incident) -> None:
         """Opens an incident that no detector found: a person's request."""
         self.incidents.add(incident)
+        self._because = ()
 
     def close(self, over: Incident) -> None:
         """Ends an open incident because its action has ended, or was refused."""
         self.incidents.close(over.id)
         self._settled.append(over)
+        self._because = ()
 
     @property
     def slurm_patience_s(self) -> float:
@@ -299,36 +352,68 @@ class Judge:
         return limits
 
     def detect(self, now: float) -> list[Finding]:
-        """The findings of every detector on the present state. A job is judged again once something has come of it, or
-        once a comparison with a time would come out differently. One that fails is reported, the others continue."""
+        """The findings of every detector on the present state: of a job that is well, and of which no incident is open,
+        none. A job is judged again once something has come of it, or once a comparison with a time would come out
+        differently; so is everything else, and each WORLD_S. One that fails is reported, the others continue."""
         asked = frozenset(incident.subject for incident in self.incidents)
-        around = self.state.surroundings(now)
-        around = replace(around, asked=asked, suspects=self.suspects(), searches=self.searches())
-        self.view, active = around, self.state.runs.active()
+        around = replace(self.state.surroundings(now), asked=asked, suspects=self.suspects(), searches=self.searches())
+        self.view = around
         world = (self._slurm_is_fresh(), around.searches, around.reservations)
-        if world != self._world:
+        if world != self._shared:
             self.state.runs.judge_all()
-        self._world, known = world, self._judged
-        self._judged = {
-            job_id: judged
-            if (judged := known.get(job_id)) is not None and judged.holds(run, now)
-            else self._judge_run(run, around)
-            for job_id, run in active
-        }
-        jobs = tuple(later(each.view, now - each.at) for each in self._judged.values())
-        self.view = replace(around, jobs=jobs)
+        if asked != self._asked:
+            self._note_asked(asked)
+        self._shared, known = world, self._judged
+        changed = (self.state.changes, asked, around.suspects, self._shared)
+        self._judged, lively = {}, False
+        for job_id, run in self.state.runs.active():
+            judged = known.get(job_id)
+            if judged is None or not judged.holds(run, now):
+                judged = self._judge_run(run, around)
+                lively |= not run.is_calm
+            self._judged[job_id] = judged
+        lively |= self._judged.keys() != known.keys()
+        self.view = replace(around, jobs=_Later(self.state, self._judged, now))
         self.limits_s = {job_id: each.limit_s for job_id, each in self._judged.items()}
-        of_jobs: dict[str, list[Finding]] = {spec.kind: [] for spec in self._watched}
-        for judged in self._judged.values():
-            for finding in judged.findings:
-                of_jobs[finding.kind].append(finding)
-        findings: list[Finding] = []
+        involved = {job_id for incident in self.incidents for job_id in incident.job_ids}
+        findings = [
+            finding
+            for job_id, judged in self._judged.items()
+            if job_id in involved or not judged.is_calm
+            for finding in judged.findings
+        ]
+        odd = bool(around.filesystems or around.unreached or around.silent_nodes)
+        eager = lively or odd or changed != self._changed
+        self._changed = changed
         for spec in self._watched:
-            if spec.subject is Subject.JOB:
-                findings += of_jobs[spec.kind]
-            else:
-                findings += self._ask(spec, self.view, self._settings)
+            if spec.subject is not Subject.JOB:
+                findings += self._of_world(spec, now, eager=eager)
         return findings
+
+    def _note_asked(self, asked: frozenset[str]) -> None:
+        """Of whom incidents are open has changed: what detectors say of jobs depends on it."""
+        self._asked_of = {}
+        for subject in asked:
+            if (named := run_named(subject)) is not None:
+                self._asked_of[named[0]] = self._asked_of.get(named[0], frozenset()) | {subject}
+        for subject in asked ^ self._asked:
+            named = run_named(subject)
+            run = self.state.runs.get(named[0]) if named is not None else None
+            if run is not None:
+                run.is_due = True
+        self._asked = asked
+
+    def _of_world(self, spec: DetectorSpec, now: float, *, eager: bool) -> tuple[Finding, ...]:
+        """What a detector says of all that is not one running job; what it said last where that cannot have changed."""
+        found, due_at = self._said.get(spec.kind, ((), now))
+        if not eager and now < due_at:
+            return found
+        clock = Clock()
+        jobs = () if spec.subject is Subject.RUN else self.view.jobs
+        view = replace(self.view, now=ticking(now, clock), jobs=jobs)
+        found = tuple(_plain(each) for each in self._ask(spec, view, self._settings))
+        self._said[spec.kind] = found, now + min(clock.holds_s or WORLD_S, WORLD_S) - DUE_EARLY_S
+        return found
 
     def _judge_run(self, run: Run, around: ClusterView) -> JudgedRun:
         run.is_due = run.has_numbers = False
@@ -343,12 +428,12 @@ class Judge:
         return JudgedRun(
             at=around.now,
             view=job,
-            findings=tuple(
-                replace(each, duration_s=plain(each.duration_s)) if type(each.duration_s) is Ticking else each
-                for each in findings
-            ),
+            findings=tuple(_plain(each) for each in findings),
+            is_calm=run.is_calm,
             limit_s=plain(limit_s),
-            due_at=around.now + clock.holds_s - DUE_EARLY_S if lasts else around.now,
+            due_at=around.now + min(clock.holds_s, WORLD_S if job.past else math.inf) - DUE_EARLY_S
+            if lasts
+            else around.now,
             holds_s=(by_steps.holds_s - DUE_EARLY_S, by_logs.holds_s - DUE_EARLY_S),
             moved_at=run.moved_at,
         )
@@ -364,15 +449,19 @@ class Judge:
             nodes=tuple(node for name in names if (node := self.state.nodes.view(name)) is not None),
             searches=around.searches,
             reservations=around.reservations,
-            asked=frozenset(),
+            slurm_nodes=self.state.lost_among(job.job.nodes),
+            asked=self._asked_of.get(job.job.job_id, frozenset()),
         )
+        places = frozenset(name for run in job.past for name in run.nodes).difference(names)
+        more = tuple(node for name in sorted(places) if (node := self.state.nodes.view(name)) is not None)
+        of_runs = replace(view, nodes=(*view.nodes, *more)) if more else view
         patience_s = self._patience_of(job.job)
         limit_s = max(progress_limit(job, settings[CollectiveHang]).seconds, patience_s)
         age_s = job.run_age_s if job.progress is None else job.progress.age_s
         findings = []
         for spec in self._watched:
-            if spec.subject is Subject.JOB:
-                for found in self._ask(spec, view, settings):
+            if spec.subject in (Subject.JOB, Subject.RUN):
+                for found in self._ask(spec, of_runs if spec.subject is Subject.RUN else view, settings):
                     is_early = spec.kind in BY_LIMIT and found.truth is Truth.BAD and age_s < patience_s
                     findings.append(found.unknown() if is_early else found)
         return findings, limit_s
@@ -395,6 +484,13 @@ class Judge:
     ) -> list[IncidentChange]:
         """Takes the findings into the incidents; those in `acting` have an action under way. Returns all that
         are, or were, open."""
+        because = (acting, self.state.slurm_at, self._slurm_is_fresh())
+        if because == self._because and self._concluded_at <= now < self._concluded_at + WORLD_S:
+            same = len(findings) == len(self._concluded) and all(map(is_, findings, self._concluded))
+            if same and not self._settled and all(map(_stays, self.incidents)):
+                self._note_trouble(now)
+                return [IncidentChange(before=each, after=each) for each in self.incidents]
+        self._because, self._concluded_at, self._concluded = because, now, findings
         jobs = self.state.jobs.values()
         unsure = {job.job_id for job in jobs if "restarts" in job.unreadable or not is_known(job.state)}
         active = {job.job_id: job.restarts for job in jobs if job.state in RUNNING and job.job_id not in unsure}
@@ -413,7 +509,11 @@ class Judge:
         bad = {(each.kind, each.subject) for each in findings if each.truth is Truth.BAD}
         bad |= {(each.kind, each.subject) for each in self.incidents}
         findings = [each for each in findings if each.wanted or (each.kind, each.subject) in bad]
-        findings = [masked(each) if each.truth is not Truth.OK else each for each in findings]
+        known, self._masked = self._masked, {}
+        for each in findings:
+            if each.truth is not Truth.OK:
+                self._masked[id(each)] = known.get(id(each)) or (each, masked(each))
+        findings = [each if each.truth is Truth.OK else self._masked[id(each)][1] for each in findings]
         findings = self._with_past(with_hardware_cause(findings))
         findings = within_room(findings, self.incidents, self.state.left_out)
         self._settled = [each for each in self._settled if lasts_in_aftermath(each, wall)][-MAX_SETTLED:]
@@ -421,10 +521,13 @@ class Judge:
         after = [self._with_hang(each, before.get(each.id), wall) for each in after]
         self._settled += [each for each in after if each.state is IncidentState.RESOLVED]
         self.incidents.renew(i for i in after if i.state is not IncidentState.RESOLVED)
+        self._note_trouble(now)
+        return [IncidentChange(before=before.get(incident.id), after=incident) for incident in after]
+
+    def _note_trouble(self, now: float) -> None:
         for incident in self.incidents:
             if spec_of(incident.kind).delays_steps:
                 self.state.runs.note_trouble(incident.job_ids, now)
-        return [IncidentChange(before=before.get(incident.id), after=incident) for incident in after]
 
     def _with_past(self, findings: Sequence[Finding]) -> list[Finding]:
         ids = {(each.kind, each.subject): each.id for each in self.incidents}

@@ -28,7 +28,7 @@ from slurm_watchdog.controller.state.progress_clock import main_counter
 from slurm_watchdog.controller.state.reported_processes import ReportedProcesses, within_bounds
 from slurm_watchdog.controller.state.run import Run, follow_start
 from slurm_watchdog.controller.state.run_updates import note_event, note_log, note_on_disk
-from slurm_watchdog.controller.state.run_view import Moment, job_view
+from slurm_watchdog.controller.state.run_view import Moment, job_view, later, log_view, progress_view
 from slurm_watchdog.controller.state.runs import Runs
 from slurm_watchdog.model.actions import Fence
 from slurm_watchdog.model.cluster_view import READ_LATER_S, ClusterView, FilesystemView, JobView, ProcessView
@@ -36,7 +36,7 @@ from slurm_watchdog.model.node_view import SlurmNodeView
 from slurm_watchdog.model.observations import MountProbe, Process
 from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmPerson, SlurmView
-from slurm_watchdog.model.slurm_states import may_hold_nodes
+from slurm_watchdog.model.slurm_states import is_lost, may_hold_nodes
 from slurm_watchdog.model.supervisor import in_use, left_behind
 
 SAME_CLOCK_S = 0.5  # What is due by date is judged again where the clock was set by more.
@@ -73,6 +73,8 @@ class ClusterState:
         self._runs_on: dict[str, list[Run]] | None = None  # Node -> runs that have it, or had it lately; None: stale.
         self.node_addresses: dict[str, str] = {}
         self._slurm_nodes: tuple[SlurmNodeView, ...] = ()
+        self._lost: dict[str, SlurmNodeView] = {}  # Those of them that Slurm has lost.
+        self.changes = 0  # Counts what may change what is said of more than one running job.
         self.supervisors = Supervisors()
         self._wishes: dict[str, JobDirectives] = {}  # SLURM_JOB_ID -> what its environment asks of the watchdog.
         self.slurm_nodes: tuple[SlurmNode, ...] = ()  # Of the newest listing: what a job could be placed on.
@@ -106,6 +108,11 @@ class ClusterState:
         self._wishes = {job_id: wish for job_id, wish in self._wishes.items() if job_id in self._job_ids}
         self.supervisors.keep(self._job_ids)
         self._slurm_nodes = node_views(view, self._slurm_nodes, now)
+        lost = {each.name: each for each in self._slurm_nodes if is_lost(each.state)}
+        for name in lost.keys() ^ self._lost.keys():
+            self._note_news(name)
+        self._lost = lost
+        self.changes += 1
         self._forget_nodes(now)
         self._on_node, self._names_on = {}, {}
         self._runs_on = None
@@ -131,6 +138,7 @@ class ClusterState:
 
     def apply_job(self, job: SlurmJob, now: float, wall: float | None = None) -> None:
         """Takes over what Slurm says of one job."""
+        self.changes += 1
         self._runs_on = None
         job = remembered(job, self.jobs.get(job.job_id))
         self.jobs[job.job_id] = job
@@ -191,6 +199,7 @@ class ClusterState:
         for event in report.events:
             if (run := self._run_of(event.job_id)) is not None:
                 run.note(note_event(run, node, event, made_at))
+                self.changes += run.inactive_since is not None  # its last words
 
     def _nodes_of(self, process_job_id: str) -> int:
         run = self._run_of(process_job_id)
@@ -210,7 +219,8 @@ class ClusterState:
             if wish != before and (wish.variables or before is None or before.restarts != wish.restarts):
                 self._wishes[wish.job_id] = wish
                 self._run(wish.job_id)
-        self.nodes.apply(report, made_at)
+        if self.nodes.apply(report, made_at) and not as_before:
+            self.changes += 1
         if self.gpus.apply(report, made_at):
             self._note_news(node)
         for probe in report.mounts:
@@ -318,8 +328,22 @@ class ClusterState:
         self._note_news(node)
 
     def _note_news(self, node: str) -> None:
+        self.changes += 1
         for run in self._with_node(node):
             run.is_due = True
+
+    def later(self, job_id: str, view: JobView, at: float, now: float) -> JobView:
+        """A view that was made of a ticking `at`, as it is at `now` in plain numbers, with the steps that have come."""
+        found, run = later(view, now - at), self.runs.get(job_id)
+        if run is None or not run.has_numbers:
+            return found
+        fresh = replace(found, progress=progress_view(run, Moment(now, now, now)), log=log_view(run, now))
+        fresh.__dict__.update(found.__dict__)
+        return fresh
+
+    def lost_among(self, nodes: Iterable[str]) -> tuple[SlurmNodeView, ...]:
+        """Those of these nodes that Slurm has lost."""
+        return tuple(self._lost[name] for name in nodes if name in self._lost) if self._lost else ()
 
     def surroundings(self, now: float) -> ClusterView:
         """The same without the jobs that run."""

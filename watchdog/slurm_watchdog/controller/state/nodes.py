@@ -94,12 +94,15 @@ class Nodes:
         _note_events(node, events, made_at)
         self._show(replace(view, events=tuple(node.events), quiet=False))
 
-    def _show(self, view: NodeView) -> None:
-        self._views[view.name] = replace(view, quiet=True) if is_quiet(view) else view
+    def _show(self, view: NodeView) -> bool:
+        before = self._views.get(view.name)
+        self._views[view.name] = view = replace(view, quiet=True) if is_quiet(view) else view
         self._all = None
+        return not view.quiet or before is None or not before.quiet
 
-    def apply(self, report: Report, made_at: float) -> None:
-        """Takes over one whole report that was made at `made_at` on the caller's clock."""
+    def apply(self, report: Report, made_at: float) -> bool:
+        """Takes over one whole report that was made at `made_at` on the caller's clock. Returns whether its node has,
+        or had, anything in it that a detector could speak of."""
         node = self._nodes.get(report.node)
         if node is None or node.boot_id != report.boot_id:
             held = node.held if node is not None else {}  # no process survives a restart of its node
@@ -120,7 +123,7 @@ class Nodes:
             node.held = {key: node.held[key] for key in recent}
         if report.node not in self._views:
             insort(self._names, report.node)
-        self._show(
+        is_odd = self._show(
             NodeView(
                 name=report.node,
                 reported_at=made_at,
@@ -143,6 +146,7 @@ class Nodes:
         while len(node.gpus) > MAX_GPUS:
             del node.gpus[next(iter(node.gpus))]
             self._left_out.note("gpus", report.node)
+        return is_odd
 
     def forget(self, name: str) -> None:
         """This node is no part of the cluster any more."""

@@ -351,6 +351,6 @@ def _show_only(shown: dict[Series, Gauge], values: Mapping[Series, float]) -> No
 def _with_series(jobs: Sequence[JobView], troubled: Collection[str]) -> tuple[JobView, ...]:
     """The jobs with separate series."""
     if len(jobs) <= MAX_JOBS:
-        return jobs
+        return tuple(jobs)
     ranked = sorted(jobs, key=lambda job: (job.job.job_id not in troubled, job.job.start_at or 0.0, job.job.job_id))
     return tuple(ranked[:MAX_JOBS])

@@ -209,7 +209,7 @@ class ClusterState:
         """How the node is, by a whole report; `missing`: of each job how many of its processes had no room."""
         node, processes = report.node, self._processes
         self.unsure_of.discard(node)
-        as_before = self.agents.take_whole(report)
+        as_before = self.agents.take_whole(report) and not report.node_events
         for run in self._with_node(node):
             run.note(as_before)
         processes.apply(report, made_at)
@@ -219,7 +219,7 @@ class ClusterState:
             if wish != before and (wish.variables or before is None or before.restarts != wish.restarts):
                 self._wishes[wish.job_id] = wish
                 self._run(wish.job_id)
-        if self.nodes.apply(report, made_at) and not as_before:
+        if self.nodes.apply(report, made_at) or report.node_events:
             self.changes += 1
         if self.gpus.apply(report, made_at):
             self._note_news(node)

@@ -98,11 +98,13 @@ class Nodes:
         before = self._views.get(view.name)
         self._views[view.name] = view = replace(view, quiet=True) if is_quiet(view) else view
         self._all = None
-        return not view.quiet or before is None or not before.quiet
+        if view.quiet:
+            return before is None or not before.quiet
+        return not view.events or not is_quiet(replace(view, events=()))
 
     def apply(self, report: Report, made_at: float) -> bool:
-        """Takes over one whole report that was made at `made_at` on the caller's clock. Returns whether its node has,
-        or had, anything in it that a detector could speak of."""
+        """Takes over one whole report that was made at `made_at` on the caller's clock. Returns whether anything in
+        it, or in the one before, is not well apart from what was logged."""
         node = self._nodes.get(report.node)
         if node is None or node.boot_id != report.boot_id:
             held = node.held if node is not None else {}  # no process survives a restart of its node

@@ -88,14 +88,14 @@ def test_reduced_keeps_every_process_and_drops_long_names() -> None:
 
 def test_within_bounds_takes_an_honest_report_as_it_is() -> None:
     honest = report((*rows(256, role=Role.RANK), *rows(700, 5000, role=Role.WORKER)))
-    taken, missing = within_bounds(honest, LeftOut(), set, lambda job: 4)
+    taken, missing = within_bounds(honest, LeftOut(), lambda node: set(), lambda job: 4)
     assert taken is honest and not missing
 
 
 def test_within_bounds_of_too_many_takes_those_that_are_known_and_says_whose_the_others_are() -> None:
     left_out, ranks = LeftOut(), rows(PROCESSES_OF_JOB + 100, role=Role.RANK)
     known = {(row.pid, row.start_ticks) for row in ranks[-PROCESSES_OF_JOB:]}
-    taken, missing = within_bounds(report(ranks), left_out, lambda: known, lambda job: 1)
+    taken, missing = within_bounds(report(ranks), left_out, lambda node: known, lambda job: 1)
     assert {(row.pid, row.start_ticks) for row in taken.processes} == known
     assert missing == {"1": 100}
     (said,) = left_out.lately(0.0)
@@ -105,7 +105,7 @@ def test_within_bounds_of_too_many_takes_those_that_are_known_and_says_whose_the
 def test_within_bounds_of_many_jobs_gives_each_user_his_share() -> None:
     many = tuple(row for job in range(40) for row in rows(500, 10_000 * job + 1, job=f"m{job}"))
     victim = rows(9, 3, uid=1501, job="v", role=Role.RANK)
-    taken, missing = within_bounds(report((*many, *victim)), LeftOut(), set, lambda job: 1)
+    taken, missing = within_bounds(report((*many, *victim)), LeftOut(), lambda node: set(), lambda job: 1)
     assert len(taken.processes) == PROCESSES and set(victim) <= set(taken.processes)
     assert missing.total() == 20_009 - PROCESSES and "v" not in missing
 
@@ -114,7 +114,7 @@ def test_within_bounds_drops_rows_beyond_each_bound_and_rows_that_are_swollen() 
     left_out = LeftOut()
     hung = tuple(HungProbe(probe=f"p{n}", seconds=1) for n in range(ROWS["hung_probes"] + 5))
     gpus = (Gpu(uuid="a", index=0), Gpu(uuid="b", index=1, pids=tuple(range(INNER + 1))))
-    taken, _ = within_bounds(report(hung_probes=hung, gpus=gpus), left_out, set, lambda job: 1)
+    taken, _ = within_bounds(report(hung_probes=hung, gpus=gpus), left_out, lambda node: set(), lambda job: 1)
     assert (len(taken.hung_probes), taken.gpus) == (ROWS["hung_probes"], gpus[:1])
     assert left_out.totals["rows"] == 6
 
@@ -147,7 +147,7 @@ def test_state_of_a_job_of_short_processes_remembers_those_that_live_alone() -> 
         cluster.take((*rows(2, role=Role.RANK), *rows(128, 10_000 + 200 * number)))
         seen.append(cluster.known())
     assert set(seen) == {130}
-    assert len(cluster.state.runs._runs["1"].rates) == 130
+    assert len(cluster.state.runs._runs["1"].processes) == 130
 
 
 def test_state_of_ranks_that_live_for_a_moment_remembers_a_bounded_number_of_them() -> None:

@@ -157,6 +157,10 @@ class Agents:
     def reporting(self, now: float) -> tuple[str, ...]:
         """The nodes that have reported lately, by name: looked at are those alone that may have fallen silent."""
         due, since = self._next, now - self.silent_after_s
+        for name in [each for each in self._silent if self._heard_at[each] >= since]:  # the moment is an earlier one
+            self._silent.discard(name)
+            self._reporting = None
+            heappush(due, (self._heard_at[name], name))
         while due and due[0][0] < since:
             _, name = heappop(due)
             at = self._heard_at.get(name)

@@ -46,7 +46,7 @@ ORDER = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
 Known = Callable[[str], Collection[tuple[int, int]]]  # Node -> (pid, start ticks) of its processes that are remembered.
 
 INNER_LISTS = {
-    "gpus": ("mig", "throttle", "pids", "process_memory_bytes"),
+    "gpus": ("mig", "throttled", "throttle", "pids", "process_memory_bytes"),
     "gpu_holders": ("gpu_uuids", "minors"),
     "wishes": ("variables",),
 }  # Field of a report -> the fields of its rows that hold lists themselves.

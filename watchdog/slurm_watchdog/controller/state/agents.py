@@ -7,6 +7,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from sys import intern
+
+from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.model.node_view import UnreachedNode
@@ -242,3 +245,20 @@ class UnreachedNodes:
     def views(self, now: float) -> tuple[UnreachedNode, ...]:
         """All of them."""
         return tuple(UnreachedNode(name, tries, now - at) for name, (at, tries) in self._tries.items())
+
+
+def with_shared_texts(report: Report) -> Report:
+    """The same report: its rows are kept, and most of their texts are those of the report before."""
+    return replace(
+        report,
+        processes=tuple(
+            replace(each, job_id=intern(each.job_id), comm=intern(each.comm), state=intern(each.state),
+                    step_id=each.step_id and intern(each.step_id))
+            for each in report.processes
+        ),
+        gpus=tuple(
+            replace(each, uuid=intern(each.uuid), name=intern(each.name),
+                    pci_bus_id=each.pci_bus_id and intern(each.pci_bus_id))
+            for each in report.gpus
+        ),
+    )  # fmt: skip

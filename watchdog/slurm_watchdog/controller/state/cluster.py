@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.controller.state.agents import Agents, Supervisors, UnreachedNodes
+from slurm_watchdog.controller.state.agents import Agents, Supervisors, UnreachedNodes, with_shared_texts
 from slurm_watchdog.controller.state.filesystems import Filesystems
 from slurm_watchdog.controller.state.gpu_owners import GpuPids
 from slurm_watchdog.controller.state.node_ownership import (
@@ -207,7 +207,7 @@ class ClusterState:
 
     def _take_whole(self, report: Report, missing: Mapping[str, int], made_at: float, now: float) -> None:
         """How the node is, by a whole report; `missing`: of each job how many of its processes had no room."""
-        node, processes = report.node, self._processes
+        node, processes, report = report.node, self._processes, with_shared_texts(report)
         self.unsure_of.discard(node)
         as_before = self.agents.take_whole(report) and not report.node_events
         for run in self._with_node(node):

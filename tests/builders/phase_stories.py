@@ -26,7 +26,7 @@ from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, Proc
 from slurm_watchdog.model.protocol import JobWatch
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
-from tests.builders.summed import Memory, summed
+from tests.builders.summed import Memory, framed
 from tests.builders.views import process, slurm_job
 
 WALL = 1_790_000_000.0
@@ -221,7 +221,7 @@ class Agent:
         self.name, self.path, self.disk, self.ranks = name, path, disk, ranks
         self.starts = self.sequence = 0
         self.heard: object = None
-        self.again = False
+        self.again = self.closely = False
         self.memory = Memory()
         self.start(None)
 
@@ -266,7 +266,7 @@ class Agent:
             node=self.name, boot_id="b", agent_id=f"{self.name}:{self.starts}", sequence=self.sequence,
             processes=self.ranks, logs=logs, events=(*events, *found), checkpoints=rows, made_s=now + UP_S,
         )  # fmt: skip
-        return summed(report, now, self.memory)
+        return framed(report, now, self.memory, self.closely)
 
 
 class Delivery:
@@ -385,7 +385,8 @@ class Delivery:
             outcome = self.controller.apply_report(told, arrives)
             if not self.calm and self.rng.random() < 0.1:
                 assert self.controller.apply_report(told, arrives + 0.1) == "duplicate"
-            if outcome == "accepted":
+            agent.closely = agent.name in self.controller.unsure_of
+            if outcome in ("accepted", "unknown"):
                 gap = made_at - self.delivered_at[agent.name]
                 self.worst_gap_s = max(self.worst_gap_s, gap)
                 self.delivered_at[agent.name] = made_at

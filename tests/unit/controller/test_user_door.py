@@ -21,10 +21,10 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.base.failure import Failure
+from slurm_watchdog.cli.munge_exchange import MungeExchanges
 from slurm_watchdog.controller.api.asking import UserLookup
 from slurm_watchdog.controller.api.doors import (
     ADDRESS_BURST,
-    ARRIVAL_S,
     BURST,
     MAX_ANSWER,
     MAX_OF_ONE_ADDRESS,
@@ -35,8 +35,7 @@ from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import SealedAnswer, request_digest
 from slurm_watchdog.model.incidents import IncidentState
-from slurm_watchdog.wire.http_server import Server
-from slurm_watchdog.wire.munge_exchange import MungeExchanges
+from slurm_watchdog.wire.port import DEADLINE_S, Port
 from tests.builders.open_doors import MARK, Controller, incident
 
 ANN = pwd.getpwnam("daemon").pw_uid
@@ -96,7 +95,7 @@ def controller(tmp_path: Path) -> Any:
 @contextlib.asynccontextmanager
 async def port_of(
     controller: Any, munge: Vouching, refused: Counter[str] | None = None
-) -> AsyncIterator[tuple[Server, int]]:
+) -> AsyncIterator[tuple[Port, int]]:
     """The door on a free port."""
     counted: Counter[str] = Counter() if refused is None else refused
     server = UserDoor(controller, munge, munge.encode).server(lambda reason: counted.update((reason,)))
@@ -317,7 +316,7 @@ def test_connections_of_one_address_are_bounded_and_idle_ones_are_closed(control
                 assert await asyncio.wait_for(idle[-1][0].read(1), 20) == b""
             assert refused == {"too_many_of_one_address": 1}
             for each in list(server.connections):
-                each.check(each._since + ARRIVAL_S + 1.0)
+                each.check(each._since + DEADLINE_S + 1.0)
             for reader, writer in idle[:-1]:
                 assert await asyncio.wait_for(reader.read(1), 20) == b""
                 writer.close()
@@ -351,10 +350,10 @@ def test_the_pace_of_an_address_is_taken_before_the_body_of_its_request(controll
 @pytest.mark.parametrize(
     ("said", "status"),
     [
-        (b"GET /v1/status\nX-More:1 HTTP/1.1\r\n\r\n", 401),
-        (b"GET /v1/status HTTP/1.1\r\nAuthorization: a\nb\r\n\r\n", 401),
-        (b"CONNECT /v1/status HTTP/1.1\r\n\r\n", 401),
-        (b"POST /v1/restart HTTP/1.1\r\nContent-Length: 70000\r\n\r\n", 413),
+        (b"GET /v1/status\nX-More:1 HTTP/1.1\r\nHost: x\r\n\r\n", 401),
+        (b"GET /v1/status HTTP/1.1\r\nHost: x\r\nAuthorization: a\nb\r\n\r\n", 400),
+        (b"CONNECT /v1/status HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+        (b"POST /v1/restart HTTP/1.1\r\nHost: x\r\nContent-Length: 70000\r\n\r\n", 413),
     ],
 )
 def test_what_is_no_request_of_a_command_is_refused_at_the_port(controller: Any, said: bytes, status: int) -> None:
@@ -366,7 +365,7 @@ def test_what_is_no_request_of_a_command_is_refused_at_the_port(controller: Any,
             writer.close()
             return answer
 
-    assert asyncio.run(go()).startswith(b"HTTP/1.1 %d " % status)
+    assert b" %d " % status in asyncio.run(go())
 
 
 @pytest.mark.parametrize(

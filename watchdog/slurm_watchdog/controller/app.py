@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import uvloop
-from aiohttp import web
 
 from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
@@ -22,7 +21,8 @@ from slurm_watchdog.base.text import one_line
 from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
-from slurm_watchdog.controller.api.doors import UserDoor, make_app, open_socket
+from slurm_watchdog.controller.api.asking import MAX_BODY_BYTES
+from slurm_watchdog.controller.api.doors import UserDoor, few, local_port, open_socket
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.controller import Controller, Outside
 from slurm_watchdog.controller.evidence.reach import SlurmdPort
@@ -50,7 +50,7 @@ from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import ALWAYS, Right
 from slurm_watchdog.slurm.pyslurm_client import make_client
-from slurm_watchdog.wire.http_server import Server
+from slurm_watchdog.wire.port import Port
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,6 @@ async def open_munge(config: Config) -> AgentCredentials:
     return AgentCredentials(own, frozenset({0} if agents is None else {0, agents}), process)
 
 
-BACKLOG = 4096  # Connections that wait to be accepted: after a restart all come. The kernel takes somaxconn, if less.
 RESERVATIONS_EVERY_S = 60.0  # Maintenance is announced hours before; who becomes an operator has a minute's patience.
 COLLECT_AFTER = (50_000, 20, 50)
 """Objects and rounds between two runs of the collector of cycles (700, 10, 10 by default): each full run
@@ -216,7 +215,7 @@ async def _serve(
         )
         return 0 if good else 1
     stop, restart = await_signals(config_file, config)
-    runners: list[Server | web.AppRunner] = []
+    runners: list[Port] = []
     try:
         runners = await open_doors(controller, page_token, await open_identity(config), is_active)
     except (OSError, IdentityError) as error:
@@ -291,7 +290,7 @@ async def open_identity(config: Config) -> Identity:
 
 async def open_doors(
     controller: Controller, page_token: str, identity: Identity, is_active: Callable[[], bool] = lambda: True
-) -> list[Server | web.AppRunner]:
+) -> list[Port]:
     """The port for agents and Prometheus, the local socket for the commands, and the page. Raises OSError,
     IdentityError. With an OwnUser as `identity` agents come by his socket, and there is no port for them."""
     config = controller.config
@@ -308,40 +307,28 @@ async def open_doors(
         is_active=is_active,
         commands=controller.commands,
     )
-    agents = door.server()
-    if isinstance(identity, OwnUser):
-        await agents.start_unix(identity.socket, BACKLOG)
-    else:
-        host, port = split_address(config.controller.listen)
-        await agents.start(host, port, BACKLOG)
-    local = web.AppRunner(make_app(controller), access_log=None)
-    await local.setup()
+    agents, address = door.server(), split_address(config.controller.listen)
+    await (agents.start_unix(identity.socket) if isinstance(identity, OwnUser) else agents.start(*address))
+
+    def count(reason: str) -> None:
+        controller.metrics.refused_connections.labels(reason).inc()
+
+    local = local_port(controller, count)
     await open_socket(local, config.controller.socket, config.controller.socket_group)
-    doors: list[Server | web.AppRunner] = [agents, local]
+    doors = [agents, local]
     if config.controller.user_listen and not own:
-        doors.append(await open_user_door(controller))
+        munge = config.security.munge_socket
+        users = UserDoor(controller, MungeProcess(munge), lambda payload, uid: encode_with_munge(payload, uid, munge))
+        doors.append(users.server(count))
+        await doors[-1].start(*split_address(config.controller.user_listen))
     if config.controller.page_listen:
-        page = web.AppRunner(make_page(controller, page_token), access_log=None)
-        await page.setup()
-        host, port = split_address(config.controller.page_listen)
+        page = Port(make_page(controller, page_token), MAX_BODY_BYTES, count=count, limits=few(by_address=False))
         try:
-            await web.TCPSite(page, host, port).start()
+            await page.start(*split_address(config.controller.page_listen))
+            doors.append(page)
         except OSError as error:
             log.error("the page on %s is not served, all else is: %s", config.controller.page_listen, error)
-        doors.append(page)
     return doors
-
-
-async def open_user_door(controller: Controller) -> Server:
-    """The port for users on other machines. Raises OSError."""
-    munge = controller.config.security.munge_socket
-    decoder = MungeProcess(munge)
-    door = UserDoor(controller, decoder, lambda payload, uid: encode_with_munge(payload, uid, munge))
-    refused = controller.metrics.refused_connections
-    server = door.server(lambda reason: refused.labels(reason).inc())
-    host, port = split_address(controller.config.controller.user_listen)
-    await server.start(host, port, BACKLOG)
-    return server
 
 
 async def _every(interval_s: float, work: Callable[[], Awaitable[object]], stop: asyncio.Event) -> None:

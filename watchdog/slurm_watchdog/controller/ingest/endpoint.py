@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import msgspec
+from aiohttp import web
 
 from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
@@ -42,8 +43,7 @@ from slurm_watchdog.wire.frames import (
     Welcome,
     unpack,
 )
-from slurm_watchdog.wire.http_messages import Answer, Head, Request, refusal
-from slurm_watchdog.wire.http_server import Server
+from slurm_watchdog.wire.port import DEADLINE_S, Port, refusal
 from slurm_watchdog.wire.rate_limits import LOST_STREAMS, Limits, TokenBuckets, is_loopback, report_rate
 from slurm_watchdog.wire.stream_server import Stream
 
@@ -53,7 +53,6 @@ OLD_PATHS = ("/v1/report", "/v1/session")  # Of agents of release 0.1.
 UPGRADE = f"this controller ({__version__}) speaks frames and no HTTP with agents: upgrade the agent"
 MAX_OLD = 1024  # Addresses of such agents that are remembered: each is logged once.
 NOBODY: frozenset[str] = frozenset()
-FRAME_DEADLINE_S = 20.0  # A report has to arrive whole within this time: a slow sender holds no connection open.
 TOO_EARLY = "Slurm has not listed its nodes yet: retry"
 MAX_SMALL = 4096  # Bytes of a body that no one looks at.
 LOG_EVERY_S = 60.0  # Lost streams of one kind are written to the log once in this time; the metric counts them all.
@@ -87,6 +86,22 @@ class StandbyDoor:
 def count_end(metrics: ControllerMetrics, reason: str) -> None:
     """Of a stream: lost, or refused."""
     (metrics.lost_streams if reason in LOST_STREAMS else metrics.reports).labels(reason).inc()
+
+
+def watching_app(metrics: ControllerMetrics, healthy: Callable[[], tuple[bool, str]]) -> web.Application:
+    """/metrics for Prometheus, /healthz for health checks."""
+
+    async def text(request: web.Request) -> web.Response:
+        return web.Response(body=metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def health(request: web.Request) -> web.Response:
+        good, sentence = healthy()
+        said = {"healthy": good, "detail": sentence, "time": clock.wall()}
+        return web.json_response(said, status=200 if good else 503)
+
+    app = web.Application()
+    app.add_routes([web.get("/metrics", text), web.get("/healthz", health)])
+    return app
 
 
 class ReportEndpoint:
@@ -131,51 +146,33 @@ class ReportEndpoint:
         if isinstance(identity, Context):
             metrics.show_certificates(lambda: identity.expires)
 
-    def server(self) -> Server:
+    def server(self) -> Port:
         """What listens on the port."""
-        server = Server(
-            self.answer,
-            self.admit,
-            self._refuse,
-            MAX_BYTES,
-            FRAME_DEADLINE_S,
-            tls=self._identity if isinstance(self._identity, Context) else None,
+        identity = self._identity
+        app = watching_app(self._metrics, self._healthy)
+        return Port(
+            app,
+            MAX_SMALL,
+            admit=self._admit,
+            refused=lambda outcome: self._metrics.reports.labels(outcome).inc(),
             count=lambda reason: self._metrics.refused_connections.labels(reason).inc(),
             limits=self._limits,
-            only_uid=self._identity.uid if isinstance(self._identity, OwnUser) else None,
+            tls=identity if isinstance(identity, Context) else None,
+            only_uid=identity.uid if isinstance(identity, OwnUser) else None,
             streams=self,
+            ends=identity.decoder.close if isinstance(identity, AgentCredentials) else None,
         )
-        server.ends = self._identity.decoder.close if isinstance(self._identity, AgentCredentials) else None
-        return server
 
-    # -- HTTP --------------------------------------------------------------------------------------------------
-
-    def admit(self, head: Head, remote: str) -> Answer | None:
+    def _admit(self, request: web.Request) -> web.Response | None:
         """Before the body: an agent of before need not send its report."""
-        if head.path in OLD_PATHS:
-            if remote not in self._old and len(self._old) < MAX_OLD:
-                self._old.add(remote)
-                log.warning("the agent at %s is of release 0.1, which speaks HTTP: upgrade it", remote)
-            return self._refuse("old_agent", 426, UPGRADE)
-        return None if head.size <= MAX_SMALL else self._refuse("too_large", 413, f"{head.path} takes no body")
-
-    def answer(self, request: Request) -> Answer:
-        """For Prometheus and health checks."""
-        if request.path not in ("/metrics", "/healthz"):
-            return refusal(404, "there are /metrics and /healthz")
-        if request.method != "GET":
-            return refusal(405, f"{request.path} takes GET")
-        if request.path == "/metrics":
-            return Answer(self._metrics.text(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
-        good, sentence = self._healthy()
-        return Answer(
-            msgspec.json.encode({"healthy": good, "detail": sentence, "time": clock.wall()}),
-            status=200 if good else 503,
-        )
-
-    def _refuse(self, outcome: str, status: int, sentence: str) -> Answer:
-        self._metrics.reports.labels(outcome).inc()
-        return refusal(status, sentence)
+        if request.path not in OLD_PATHS:
+            return None
+        remote = request.remote or ""
+        if remote not in self._old and len(self._old) < MAX_OLD:
+            self._old.add(remote)
+            log.warning("the agent at %s is of release 0.1, which speaks HTTP: upgrade it", remote)
+        self._metrics.reports.labels("old_agent").inc()
+        return refusal(426, UPGRADE)
 
     # -- streams -----------------------------------------------------------------------------------------------
 
@@ -314,7 +311,7 @@ class ReportEndpoint:
             return
         try:
             asked = asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            found = await wait_for(asked, FRAME_DEADLINE_S)
+            found = await wait_for(asked, DEADLINE_S)
         except (OSError, TimeoutError):
             return
         self._resolved[name] = frozenset(str(entry[4][0]) for entry in found)

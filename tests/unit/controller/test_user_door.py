@@ -32,7 +32,7 @@ from slurm_watchdog.controller.api.doors import (
 )
 from slurm_watchdog.controller.incidents.judge import OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
-from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, MungeUnavailable
+from slurm_watchdog.identity.munge_library import BadCredential, Credential, MungeLibrary, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import SealedAnswer, request_digest
 from slurm_watchdog.model.incidents import IncidentState
 from slurm_watchdog.wire.port import DEADLINE_S, Port
@@ -44,7 +44,7 @@ BOB = 4321
 
 
 @dataclass
-class Vouching:
+class Vouching(MungeLibrary):
     """In the place of munged: a credential is what it holds, in base64, and is decoded once."""
 
     available: bool = True
@@ -68,9 +68,6 @@ class Vouching:
         except ValueError:
             raise BadCredential("Invalid credential") from None
         return Credential(uid, 1, to, encrypted, base64.b64decode(payload))
-
-    async def close(self) -> None:
-        pass
 
     async def encode(self, payload: bytes, uid: int) -> str:
         return self.make(os.geteuid(), payload, uid)
@@ -98,7 +95,7 @@ async def port_of(
 ) -> AsyncIterator[tuple[Port, int]]:
     """The door on a free port."""
     counted: Counter[str] = Counter() if refused is None else refused
-    server = UserDoor(controller, munge, munge.encode).server(lambda reason: counted.update((reason,)))
+    server = UserDoor(controller, munge).server(lambda reason: counted.update((reason,)))
     port = await server.start("127.0.0.1", 0, 200)
     try:
         yield server, port
@@ -275,7 +272,7 @@ def test_a_user_whom_the_directory_does_not_find_in_time_comes_again(controller:
         return Person(uid)
 
     async def go() -> tuple[int, str]:
-        server = UserDoor(controller, munge, munge.encode, UserLookup(look_up, deadline_s=0.1)).server()
+        server = UserDoor(controller, munge, UserLookup(look_up, deadline_s=0.1)).server()
         port = await server.start("127.0.0.1", 0, 200)
         try:
             async with aiohttp.ClientSession() as client:

@@ -23,11 +23,11 @@ import pytest
 from slurm_watchdog.agent.delivery.munge_connection import MungeController
 from slurm_watchdog.agent.delivery.stream import Controller, TcpController, TlsController
 from slurm_watchdog.base import clock
-from slurm_watchdog.identity.munge_decoder import (
+from slurm_watchdog.identity.munge_library import (
     AgentCredentials,
     BadCredential,
     Credential,
-    MungeProcess,
+    MungeLibrary,
     MungeUnavailable,
 )
 from slurm_watchdog.identity.munge_protocol import TO_CONTROLLER, Seal
@@ -149,7 +149,7 @@ def own_port(**options: Any) -> Iterator[Stage]:
         yield Stage(port, reporting(lambda port: TcpController(url(port), "n1"), port))
 
 
-class Decoder(MungeProcess):
+class Decoder(MungeLibrary):
     """munged, as far as the controller sees it: what the last credential is."""
 
     found: Credential | Exception

@@ -31,13 +31,7 @@ from slurm_watchdog.controller.ingest.endpoint import Identity, OwnUser, ReportE
 from slurm_watchdog.controller.node_history.node_tests import tester_of
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.standby import RESTART, Standby, await_signals
-from slurm_watchdog.identity.munge_decoder import (
-    AgentCredentials,
-    BadCredential,
-    MungeProcess,
-    MungeUnavailable,
-    encode_with_munge,
-)
+from slurm_watchdog.identity.munge_library import AgentCredentials, BadCredential, MungeLibrary, MungeUnavailable
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.journal.database import Database, address_of
@@ -82,19 +76,18 @@ async def open_munge(config: Config) -> AgentCredentials:
         log.warning(
             "there is no user %s here: only root's agents are believed (security.agent_user)", security.agent_user
         )
-    process = MungeProcess(security.munge_socket)
+    munge = MungeLibrary(security.munge_socket)
     try:
-        await process.decode(NO_CREDENTIAL)
+        await munge.decode(NO_CREDENTIAL)
     except BadCredential:
         pass
     except MungeUnavailable as error:
         if "libmunge" in str(error):
-            await process.close()
             raise IdentityError(
                 f"nodes prove themselves by MUNGE, and {error}: install munge, or set security.tls_directory"
             ) from error
         log.error("MUNGE does not answer (%s): no agent can prove itself until it does", error)
-    return AgentCredentials(own, frozenset({0} if agents is None else {0, agents}), process)
+    return AgentCredentials(own, frozenset({0} if agents is None else {0, agents}), munge)
 
 
 RESERVATIONS_EVERY_S = 60.0  # Maintenance is announced hours before; who becomes an operator has a minute's patience.
@@ -317,9 +310,7 @@ async def open_doors(
     await open_socket(local, config.controller.socket, config.controller.socket_group)
     doors = [agents, local]
     if config.controller.user_listen and not own:
-        munge = config.security.munge_socket
-        users = UserDoor(controller, MungeProcess(munge), lambda payload, uid: encode_with_munge(payload, uid, munge))
-        doors.append(users.server(count))
+        doors.append(UserDoor(controller, MungeLibrary(config.security.munge_socket)).server(count))
         await doors[-1].start(*split_address(config.controller.user_listen))
     if config.controller.page_listen:
         page = Port(make_page(controller, page_token), MAX_BODY_BYTES, count=count, limits=few(by_address=False))

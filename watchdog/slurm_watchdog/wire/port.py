@@ -61,12 +61,11 @@ class Port:
         tls: Context | None = None,
         only_uid: int | None = None,
         streams: StreamDoor | None = None,
-        ends: Callable[[], Awaitable[None]] | None = None,
     ):
         """`app` answers HTTP, with bodies of `max_body` bytes at most. `refused` is called with the outcome of each
         request that is refused here, `count` with the reason of each refused connection. With `tls` clients have to
         show a certificate; with `only_uid` it listens on a unix socket, and no process of another user gets a
-        connection. `streams`: what takes the frames of agents; None where none come. `ends` is called at the end."""
+        connection. `streams`: what takes the frames of agents; None where none come."""
         self.only_uid = only_uid
         self.deadline_s = DEADLINE_S
         self.limits = limits or Limits()
@@ -77,7 +76,7 @@ class Port:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=END_S)
         app.middlewares.append(self._serve_whole)
         self._max_body, self._admit, self._count = max_body, admit, count
-        self._tls, self._streams, self._ends = tls, streams, ends
+        self._tls, self._streams = tls, streams
         self._logged_at: dict[str, float] = {}
         self._late: deque[tuple[float, float]] = deque()  # (when, seconds) this loop was late, of the last minutes.
         self._server: asyncio.Server | None = None
@@ -117,8 +116,6 @@ class Port:
         for connection in list(self.connections):
             connection.end()
         await self._runner.cleanup()
-        if self._ends is not None:
-            await self._ends()
 
     # -- connections -------------------------------------------------------------------------------------------
 

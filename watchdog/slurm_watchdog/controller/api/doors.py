@@ -12,13 +12,12 @@ protocol: frames are proven, but can be read by others.
 
 from __future__ import annotations
 
-import asyncio
 import grp
 import logging
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from slurm_watchdog.controller.api.answers import Api, CommandSources
 from slurm_watchdog.controller.api.asking import MAX_BODY_BYTES, UNKNOWN_CALLER, Asked, RequestRefused, UserLookup
 from slurm_watchdog.controller.api.routes import ROUTES, USER_ROUTES, answer, refusal_of
 from slurm_watchdog.controller.policy.access import Person
-from slurm_watchdog.identity.munge_decoder import BadCredential, MungeProcess, MungeUnavailable
+from slurm_watchdog.identity.munge_library import BadCredential, MungeLibrary, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import CREDENTIAL, SealedAnswer, request_digest
 from slurm_watchdog.wire.port import Port, refusal
 from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, most_connections
@@ -45,10 +44,6 @@ BURST, PER_S = 60.0, 3.0  # Requests of one user, once he is proven: who follows
 MAX_ANSWER = 700_000  # Bytes of what is sealed: a credential of munged holds 1 MiB at most, in base64.
 MAX_CONNECTIONS = 128  # Of socket, page and users each: a quarter of what the agents' port leaves (SPARE_FILES).
 MAX_OF_ONE_ADDRESS = 32  # At once; this machine's own addresses are no exception.
-SEALS_AT_ONCE = 4  # Programs munge that run at once, each with its pipes; munged takes one at a time.
-
-Encode = Callable[[bytes, int], Awaitable[str]]
-"""(payload, user) -> a credential that he alone can decode. Raises MungeUnavailable."""
 
 
 def make_app(
@@ -137,21 +132,18 @@ def _make_room(path: Path) -> None:
 class UserDoor:
     """Who comes in, and what goes out."""
 
-    def __init__(
-        self, controller: CommandSources, munge: MungeProcess, encode: Encode, users: UserLookup | None = None
-    ):
-        self._api, self._decoder, self._encode = Api(controller), munge, encode
+    def __init__(self, controller: CommandSources, munge: MungeLibrary, users: UserLookup | None = None):
+        self._api, self._munge = Api(controller), munge
         self._users = users or UserLookup()
         self._pace = TokenBuckets(ADDRESS_BURST, ADDRESS_PER_S)
         self._users_pace = TokenBuckets(BURST, PER_S)
-        self._seals = asyncio.Semaphore(SEALS_AT_ONCE)
 
     def server(self, count: Callable[[str], None] = lambda reason: None) -> Port:
         """The port itself, not yet open. `count` is called with the reason of each refused connection."""
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._handle)
         limits = few(is_own=lambda address: False, most_of_one=MAX_OF_ONE_ADDRESS)
-        return Port(app, MAX_BODY_BYTES, admit=self._admit, count=count, limits=limits, ends=self._decoder.close)
+        return Port(app, MAX_BODY_BYTES, admit=self._admit, count=count, limits=limits)
 
     def _admit(self, request: web.Request) -> web.Response | None:
         """Before the body of a request is taken: why it is not."""
@@ -181,7 +173,7 @@ class UserDoor:
             how = "users prove themselves by MUNGE here: slurm-watchdog --socket munge://HOST:PORT"
             raise RequestRefused(401, how)
         try:
-            shown = await self._decoder.decode(credential)
+            shown = await self._munge.decode(credential)
         except BadCredential as error:
             raise RequestRefused(401, f"MUNGE says: {error}") from None
         if shown.restricted_to != os.geteuid() or not shown.encrypted:
@@ -205,5 +197,4 @@ class UserDoor:
         if len(sealed) > MAX_ANSWER:  # measured so: in it each quote of the document has two bytes, or four
             too_large = refusal_of("the answer is too large for this port: ask on the management node").decode()
             sealed = msgspec.json.encode(SealedAnswer(digest, 413, too_large))
-        async with self._seals:
-            return web.Response(text=await self._encode(sealed, uid))
+        return web.Response(text=await self._munge.encode(sealed, uid))

@@ -21,7 +21,7 @@ from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.base.text import one_line
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
-from slurm_watchdog.identity.munge_decoder import AgentCredentials, AuthenticationError, MungeUnavailable
+from slurm_watchdog.identity.munge_library import AgentCredentials, AuthenticationError, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import STANDBY, TO_AGENT, TO_CONTROLLER, Seal
 from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.model.protocol import Reply
@@ -160,7 +160,6 @@ class ReportEndpoint:
             tls=identity if isinstance(identity, Context) else None,
             only_uid=identity.uid if isinstance(identity, OwnUser) else None,
             streams=self,
-            ends=identity.decoder.close if isinstance(identity, AgentCredentials) else None,
         )
 
     def _admit(self, request: web.Request) -> web.Response | None:

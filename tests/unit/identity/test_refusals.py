@@ -326,14 +326,14 @@ def test_who_says_he_is_another_node_is_refused_and_spends_nothing_of_that_node(
         assert b"Slurm knows no node" in exchange(port, reports(body_of("n9"), "n9"))
         for sequence in range(20):
             exchange(port, reports(body_of("n2", sequence), "n2"))
-        assert set(port.do(lambda: list(port.door._by_node.reports._known))) == {"n1"}
+        assert set(port.do(lambda: list(port.door._rate.reports._known))) == {"n1"}
 
 
 def test_node_that_reports_too_often_is_refused_and_one_that_comes_before_slurm_has_to_retry() -> None:
     with cluster_port(address_of={"n1": "127.0.0.1"}.get) as stage:
         port = stage.port
-        port.do(lambda: setattr(port.door._by_address.reports, "burst", 1.0))
-        port.do(lambda: setattr(port.door._by_address.reports, "per_s", 0.0))
+        port.do(lambda: setattr(port.door._rate.reports, "burst", 1.0))
+        port.do(lambda: setattr(port.door._rate.reports, "per_s", 0.0))
         assert [stage.well(), stage.well()] == ["taken", "too_often"]
         assert port.outcome("too_often") == 1
     with cluster_port(address_of={"n1": "127.0.0.1"}.get, knows_nodes=lambda: False) as stage:

@@ -51,11 +51,10 @@ log = logging.getLogger(__name__)
 
 OLD_PATHS = ("/v1/report", "/v1/session")  # Of agents of release 0.1.
 UPGRADE = f"this controller ({__version__}) speaks frames and no HTTP with agents: upgrade the agent"
-MAX_OLD = 1024  # Addresses of such agents that are remembered: each is logged once.
 NOBODY: frozenset[str] = frozenset()
 TOO_EARLY = "Slurm has not listed its nodes yet: retry"
 MAX_SMALL = 4096  # Bytes of a body that no one looks at.
-LOG_EVERY_S = 60.0  # Lost streams of one kind are written to the log once in this time; the metric counts them all.
+LOG_EVERY_S = 60.0  # What is refused or lost for one reason is logged once in this time; the metric counts it all.
 
 
 @dataclass(frozen=True)
@@ -139,10 +138,9 @@ class ReportEndpoint:
         self._limits = Limits(by_address=address_of is not None, is_own=is_own)
         self._beginnings = TokenBuckets(burst=10.0, per_s=0.1)  # Streams of one address: an agent keeps one for days.
         self._resolved: dict[str, frozenset[str]] = {}
-        self._by_address, self._by_node = report_rate(interval_s), report_rate(interval_s)
+        self._rate = report_rate(interval_s)  # Of each node.
         self._streams: dict[str, Stream] = {}  # Node -> its newest stream that was opened.
-        self._lost_said: dict[str, float] = {}  # Reason -> when a lost stream was logged last.
-        self._old: set[str] = set()
+        self._said: dict[str, float] = {}  # Reason -> when it was logged last.
         if isinstance(identity, Context):
             metrics.show_certificates(lambda: identity.expires)
 
@@ -166,10 +164,8 @@ class ReportEndpoint:
         """Before the body: an agent of before need not send its report."""
         if request.path not in OLD_PATHS:
             return None
-        remote = request.remote or ""
-        if remote not in self._old and len(self._old) < MAX_OLD:
-            self._old.add(remote)
-            log.warning("the agent at %s is of release 0.1, which speaks HTTP: upgrade it", remote)
+        if self._is_news("old_agent"):
+            log.warning("the agent at %s is of release 0.1, which speaks HTTP: upgrade it", request.remote)
         self._metrics.reports.labels("old_agent").inc()
         return refusal(426, UPGRADE)
 
@@ -178,7 +174,8 @@ class ReportEndpoint:
     def take_frame(self, stream: Stream, kind: bytes, body: bytes) -> Awaitable[None] | None:
         """See wire.stream_server.StreamDoor: at once, but where munged or the address of a name has to be asked."""
         if stream.is_open and kind == REPORT:
-            return self._take_report(stream, body)
+            self._take_report(stream, body)
+            return None
         if not stream.node and kind == HELLO and body.startswith(MAGIC):
             return self._greet(stream, unpack(body.removeprefix(MAGIC), Hello))
         if stream.challenge and kind == PROOF:
@@ -192,14 +189,20 @@ class ReportEndpoint:
         if reason in ("unauthorized", "replayed", "wrong_node"):
             self._limits.failed(stream.remote, clock.monotonic())
         count_end(self._metrics, reason)
-        now = clock.monotonic()
-        if reason != "closed_by_us" and now - self._lost_said.get(reason, float("-inf")) >= LOG_EVERY_S:
-            self._lost_said[reason] = now
+        if reason != "closed_by_us" and self._is_news(reason):
             who = one_line(stream.node, MAX_NAME) or "no node"
             log.log(
                 logging.INFO if reason == "closed_by_agent" else logging.WARNING,  # as each agent does that ends
                 "the connection of %s (%s) has ended: %s", who, stream.remote, why or LOST_STREAMS.get(reason, reason),
             )  # fmt: skip
+
+    def _is_news(self, reason: str) -> bool:
+        """Whether it is to be logged: of each kind once in a while."""
+        now = clock.monotonic()
+        if now - self._said.get(reason, float("-inf")) < LOG_EVERY_S:
+            return False
+        self._said[reason] = now
+        return True
 
     def push(self, node: str) -> None:
         """Sends the node at once what it was asked, if there is a stream on which it has been heard."""
@@ -250,33 +253,22 @@ class ReportEndpoint:
         if before is not None:
             before.end("replaced", "this node has begun another connection")
 
-    def _take_report(self, stream: Stream, body: bytes) -> Awaitable[None] | None:
-        one_node = self._address_of is not None and not self._limits.is_own(stream.remote)
-        if one_node and not self._by_address.acquire(stream.remote, len(body), clock.monotonic()):
-            raise FrameError("too_often", f"too many reports from {stream.remote}")
+    def _take_report(self, stream: Stream, body: bytes) -> None:
+        if not self._rate.acquire(stream.node, len(body), clock.monotonic()):  # its own: it has proven to be that node
+            raise FrameError("too_often", f"too many reports for {stream.node!r}")
         try:
             report = decode_report(body)
         except WireError as error:
             raise FrameError("garbage", str(error)) from error
         if report.node != stream.node:
             raise FrameError("wrong_node", f"who has proven to be {stream.node} may not report for {report.node!r}")
-        if self._wrong_node(stream.node, stream.remote) is None:
-            return self._resolve_and_take(stream, report, len(body))
-        self._take(stream, report, len(body))
-        return None
-
-    async def _resolve_and_take(self, stream: Stream, report: Report, size: int) -> None:
-        await self._resolve(stream.node)
-        self._take(stream, report, size)
-
-    def _take(self, stream: Stream, report: Report, size: int) -> None:
-        if problem := self._wrong_node(stream.node, stream.remote):
+        problem = self._wrong_node(stream.node, stream.remote)
+        if problem is None:
+            raise FrameError("busy", f"Slurm has another address for {stream.node} by now: retry")
+        if problem:
             raise FrameError("wrong_node", problem)
         if not self._is_active():
             raise FrameError(STANDBY, "another controller may be the active one by now")
-        # Only now: who says he is another node would spend that one's pace, and it would be refused in his stead.
-        if not self._by_node.acquire(report.node, size, clock.monotonic()):
-            raise FrameError("too_often", f"too many reports for {report.node!r}")
         stream.interval_s, stream.is_heard = report.interval_s, True
         stream.send(TAKEN, encode_reply(self._accept(report)))
 

@@ -30,6 +30,7 @@ class Place:
         app.add_routes([web.get("/much", self.much), web.route("*", "/{path:.*}", self.handle)])
         self.server = Port(app, MAX_BODY, admit=self.admit, refused=lambda outcome: self.refused.update((outcome,)))
         self.port = 0
+        self.much_bytes = 1_000_000
 
     async def handle(self, request: web.Request) -> web.Response:
         self.requests.append(request)
@@ -43,7 +44,7 @@ class Place:
         raise RuntimeError("a defect")
 
     async def much(self, request: web.Request) -> web.Response:
-        return web.Response(body=b"x" * 1_000_000)
+        return web.Response(body=b"x" * self.much_bytes)
 
     def admit(self, request: web.Request) -> web.Response | None:
         if request.headers.get("Authorization") != "Bearer wrong":
@@ -250,6 +251,24 @@ def test_a_client_that_does_not_read_holds_a_bounded_part_of_what_it_asked_for_a
 
     def unread(connection: Any) -> int:
         return int(connection._transport.get_write_buffer_size())
+
+    with_server(talk)
+
+
+def test_a_long_answer_that_is_read_slowly_is_sent_to_its_end() -> None:
+    async def talk(place: Place) -> None:
+        place.much_bytes = 20_000_000
+        reader, writer = await asyncio.open_connection("127.0.0.1", place.port)
+        writer.write(b"GET /much HTTP/1.1\r\nHost: x\r\n\r\n")
+        got = len(await reader.read(1 << 16))
+        for step in range(1, 4):
+            place.later_by(100.0 * step)
+            while got < step * 4_000_000:
+                got += len(await reader.read(1 << 16))
+        place.later_by(390.0)
+        while got < place.much_bytes:
+            got += len(await asyncio.wait_for(reader.read(1 << 16), 10))
+        writer.close()
 
     with_server(talk)
 

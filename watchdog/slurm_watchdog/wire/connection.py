@@ -82,7 +82,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._take(data, self._transport)
 
-    def _take(self, data: bytes, transport: asyncio.Transport) -> None:
+    def _take(self, data: bytes, transport: Any) -> None:
         if self._inner is None:
             self._inner = self._port.serve(data[0], transport, self)
         self._inner.data_received(data)
@@ -136,7 +136,7 @@ class TlsConnection(Connection):
                 if not chunk:
                     self.close()
                     return
-                self._take(chunk, cast("asyncio.Transport", self))
+                self._take(chunk, self)
         except ssl.SSLWantReadError:
             self._flush()
         except ssl.SSLZeroReturnError:

@@ -31,7 +31,8 @@ BACKLOG = 4096  # Connections that wait to be accepted: after a restart all come
 DEADLINE_S = 20.0  # A request, or a frame, has to arrive whole within this time: a slow sender holds nothing open.
 SWEEP_INTERVAL_S = 5.0  # Time between two sweeps over connections that are too slow or idle.
 LAG_CHECK_S = 0.5  # Time between two measurements of this loop's own lag.
-IDLE_S = 120.0  # A connection on which nothing has been asked for so long, or no answer read, is closed.
+IDLE_S = 120.0  # A connection on which nothing has been asked for so long, or too little of an answer read, is closed.
+READ_IN_IDLE = 1024 * 1024  # Bytes of a long answer that have to be read in that time: 9 kB/s.
 LAG_MEMORY_S = 300.0  # Lag is remembered for so long: no request takes longer.
 LOG_INTERVAL_S = 60.0  # A refusal of the same kind is written to the log once in this time; the metric counts them all.
 LINGER_S = 1.0  # What is left of a refused request is thrown away for so long, so that its answer is read.
@@ -246,7 +247,7 @@ class Port:
 class Requests(web.RequestHandler):
     """HTTP of one client. A request is arriving, is being answered, or there is none."""
 
-    __slots__ = ("_held", "_is_answering", "_is_over", "_port", "_served", "_since")
+    __slots__ = ("_held", "_is_answering", "_is_over", "_port", "_served", "_since", "_unread")
 
     def __init__(self, port: Port, server: web.Server, transport: asyncio.Transport):
         loop = asyncio.get_running_loop()
@@ -254,6 +255,7 @@ class Requests(web.RequestHandler):
         self._port = port
         self._since = clock.monotonic()  # When the request that is arriving began, or the last one was answered.
         self._held = 0  # Bytes of a request that is not whole.
+        self._unread = 0  # Bytes of answers, when some were read last.
         self._is_answering = self._served = False
         self._is_over = False  # Nothing that comes is looked at any more.
         self.connection_made(transport)
@@ -299,7 +301,7 @@ class Requests(web.RequestHandler):
 
     def answer(self) -> None:
         """It is answered but for the sending."""
-        self._since, self._is_answering, self._served = clock.monotonic(), False, True
+        self._since, self._is_answering, self._served, self._unread = clock.monotonic(), False, True, 0
 
     def give_up(self) -> None:
         self._settle(0)
@@ -309,12 +311,16 @@ class Requests(web.RequestHandler):
         """Ends what takes too long."""
         if self._is_answering or self.transport is None:
             return
+        unread = self.transport.get_write_buffer_size()
+        if self._unread - unread >= READ_IN_IDLE:
+            self._since, self._unread = now, unread
+        self._unread = max(self._unread, unread)
         age_s = now - self._since - self._port.lag_s(self._since)
         if self._held:
             if age_s > self._port.deadline_s:
                 self._refuse("too_slow", 408, f"a request has to arrive within {self._port.deadline_s:.0f} s")
         elif age_s > (IDLE_S if self._served else self._port.deadline_s):
-            if self.transport.get_write_buffer_size():
+            if unread:
                 self.transport.abort()
             self.close()
 

@@ -33,7 +33,7 @@ def parse_end(text: str) -> float:
     times = VALIDITY.search(der)
     if times is None or len(der) != 2 + extra + size:
         raise ValueError("its certificate is damaged")
-    at = (times["general"] or (b"19" if times["utc"] >= b"50" else b"20") + times["utc"]).decode()
+    at = str(times["general"] or (b"19" if times["utc"] >= b"50" else b"20") + times["utc"], "ascii")
     return datetime.fromisoformat(f"{at[:4]}-{at[4:6]}-{at[6:8]}T{at[8:10]}:{at[10:12]}:{at[12:]}+00:00").timestamp()
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from aiohttp import web
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.wire.port import MAX_HEAD, Port, refusal
+from slurm_watchdog.wire.rate_limits import Limits
 
 MAX_BODY = 1000
 Talk = Callable[["Place"], Awaitable[Any]]
@@ -271,6 +274,28 @@ def test_a_long_answer_that_is_read_slowly_is_sent_to_its_end() -> None:
         writer.close()
 
     with_server(talk)
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_on_a_unix_socket_the_connections_of_one_user_are_bounded_but_for_the_controllers(
+    tmp_path: Path, is_own: bool
+) -> None:
+    """One member of the group left no operator a connection to pause by."""
+
+    async def go() -> None:
+        refused: Counter[str] = Counter()
+        limits = Limits(most=5, most_of_one=2, is_own=lambda who: is_own and who == f"user {os.geteuid()}")
+        port = Port(web.Application(), 0, limits=limits, count=lambda reason: refused.update((reason,)))
+        await port.start_unix(str(tmp_path / "s"))
+        clients = [await asyncio.open_unix_connection(str(tmp_path / "s")) for _ in range(3)]
+        await until(lambda: len(port.connections) == 3 or bool(refused))
+        await until(lambda: limits.total == (3 if is_own else 2))
+        assert refused == ({} if is_own else {"too_many_of_one_address": 1})
+        for _, writer in clients:
+            writer.close()
+        await port.cleanup()
+
+    asyncio.run(go())
 
 
 def test_the_client_says_whether_the_connection_stays() -> None:

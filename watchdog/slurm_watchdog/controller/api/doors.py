@@ -42,7 +42,8 @@ MAX_GROUPS = 256  # What Python's getsockopt takes: 1024 bytes.
 ADDRESS_BURST, ADDRESS_PER_S = 200.0, 20.0  # Requests of one address: all people of a login node come from one.
 BURST, PER_S = 60.0, 3.0  # Requests of one user, once he is proven: who follows a restart asks once a second.
 MAX_ANSWER = 700_000  # Bytes of what is sealed: a credential of munged holds 1 MiB at most, in base64.
-MAX_CONNECTIONS = 128  # Of socket, page and users each: a quarter of what the agents' port leaves (SPARE_FILES).
+MAX_CONNECTIONS = 128  # Of socket and users each: a quarter of what the agents' port leaves (rate_limits.SPARE_FILES).
+MAX_OF_PAGE = 256  # A browser keeps one or a few.
 MAX_OF_ONE_ADDRESS = 32  # At once; this machine's own addresses are no exception.
 
 
@@ -83,9 +84,9 @@ def peer_person(request: web.Request) -> Person:
     return Person(uid, frozenset({gid, *struct.unpack(f"{len(raw) // 4}i", raw)}))
 
 
-def few(**bounds: Any) -> Limits:
+def few(most: int = MAX_CONNECTIONS, **bounds: Any) -> Limits:
     """The connections of a port that is not for agents."""
-    return Limits(most=min(MAX_CONNECTIONS, most_connections()), **bounds)
+    return Limits(most=min(most, most_connections()), **bounds)
 
 
 def local_port(controller: CommandSources, count: Callable[[str], None]) -> Port:

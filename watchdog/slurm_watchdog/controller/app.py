@@ -29,7 +29,6 @@ from slurm_watchdog.controller.evidence.reach import SlurmdPort
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import Identity, OwnUser, ReportEndpoint, read_page_token
 from slurm_watchdog.controller.node_history.node_tests import tester_of
-from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.standby import RESTART, Standby, await_signals
 from slurm_watchdog.identity.munge_library import AgentCredentials, BadCredential, MungeLibrary, MungeUnavailable
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
@@ -40,6 +39,8 @@ from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.lease import Alone, Lease
 from slurm_watchdog.notify.dispatcher import Notifier, make_notifier
 from slurm_watchdog.notify.programs import SendFailed, post_json, read_url
+from slurm_watchdog.recording.entries import FRAME
+from slurm_watchdog.recording.recorder import Recorder
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import ALWAYS, Right
@@ -101,7 +102,7 @@ def run_controller(
     config: Config, *, once: bool = False, record: str | None = None, config_file: str | None = None
 ) -> int:
     """Runs the controller until SIGTERM or SIGINT; with `once` for one look at Slurm and one tick. Everything that it
-    takes over is appended to the file `record` as a trace. At SIGHUP `config_file` is read again. Returns the exit
+    takes over is appended to the file `record`. At SIGHUP `config_file` is read again. Returns the exit
     code: 0; after saying why, 2 when it can't start like this, 1 when it could not start now, which may pass (systemd
     tries again then, and only then); RESTART when it is to start with a new configuration."""
     put_in_force(config.site_texts)
@@ -125,7 +126,7 @@ def run_controller(
             if code is not None:
                 return code
         journal = Journal(url, partial(Database, check=None if lease is None else lease.check))
-        recorder = None if record is None else Recorder(record, clock.wall() - clock.monotonic())
+        recorder = None if record is None else Recorder(record)
         serving = _serve(config, journal, page_token, recorder, lease, once=once, config_file=config_file)
     except (ValueError, JournalError, OSError, IdentityError) as error:
         log.error("the controller cannot start: %s", error)
@@ -299,6 +300,7 @@ async def open_doors(
         knows_nodes=lambda: state.slurm_at is not None,
         is_active=is_active,
         commands=controller.commands,
+        record=lambda frame: controller.record(FRAME, frame),
     )
     agents, address = door.server(), split_address(config.controller.listen)
     await (agents.start_unix(identity.socket) if isinstance(identity, OwnUser) else agents.start(*address))

@@ -119,12 +119,13 @@ class ReportEndpoint:
         is_own: Callable[[str], bool] = is_loopback,
         is_active: Callable[[], bool] = lambda: True,
         commands: CommandQueue | None = None,
+        record: Callable[[bytes], None] = lambda frame: None,
     ):
         """`identity`: what agents prove themselves by; `knows_nodes`: whether Slurm has said by now which
         nodes there are: until then no agent is refused as an unknown node; `is_own`: whether an address is this
         machine's, whose connections are bounded by their total only. `is_active`: False while another
         controller may be the active one: no report is taken, and no command goes out. `commands` are pushed from here
-        on, as soon as they are asked."""
+        on, as soon as they are asked. `record` gets each frame that is taken, its kind before its content."""
         self._is_active = is_active
         self._address_of = address_of
         self._accept = accept
@@ -133,6 +134,7 @@ class ReportEndpoint:
         self._identity = identity
         self._knows_nodes = knows_nodes
         self._commands = commands
+        self._record = record
         if commands is not None:
             commands.on_asked = self.push
         self._limits = Limits(by_address=address_of is not None, is_own=is_own)
@@ -270,6 +272,7 @@ class ReportEndpoint:
         if not self._is_active():
             raise FrameError(STANDBY, "another controller may be the active one by now")
         stream.interval_s, stream.is_heard = report.interval_s, True
+        self._record(REPORT + body)
         stream.send(TAKEN, encode_reply(self._accept(report)))
 
     async def _check_node(self, stream: Stream) -> None:

@@ -98,11 +98,6 @@ class Agents:
         )
         return True
 
-    def excuse(self, node: str, now: float) -> None:
-        """This node does not count as silent: nothing is known of an agent there that should have reported."""
-        self._agents[node].reported_at = now
-        self._registered += 1
-
     def forget_silence(self, now: float) -> None:
         """No agent counts as silent: they all get their time again. That is no report: see `excused`."""
         self._registered += 1

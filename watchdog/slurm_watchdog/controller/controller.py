@@ -106,7 +106,8 @@ class Controller:
         self.controller_id = uuid.uuid4().hex
         self.started_at = clock.wall()
         self.started_mono = clock.monotonic()
-        self._begin_recording()
+        if recorder is not None:
+            self._begin_recording()
         self.warm_up_began = self.started_mono
         self.last_tick: float | None = None  # When a tick was last completed.
         self._last_began: float | None = None

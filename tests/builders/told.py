@@ -1,6 +1,6 @@
 """What nodes and Slurm say, a line each, as the frames and listings of a recording; and what its replay finds.
 
-`t`, `kind` and the fields that `docs/traces.md` of release 0.1 had: `job`, `node`, `report`, `proc`, `gpu`, `log`,
+A line has `t`, `kind` and what is known; kinds are `job`, `node`, `report`, `proc`, `gpu`, `log`,
 `kmsg`, `mount`, `checkpoint`, `fault`. A node that says anything of itself in a moment reports then; what its log and
 its kernel said in between comes with that report. Nothing is inferred.
 """

@@ -1,4 +1,4 @@
-"""Stories of a training job, told as a trace: what each rank and its GPU do, second by second, with
+"""Stories of a training job, told line by line: what each rank and its GPU do, second by second, with
 consistent counters."""
 
 from __future__ import annotations

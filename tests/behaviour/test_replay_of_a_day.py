@@ -35,8 +35,6 @@ TICK_S = 5.0
 NOT_THAT_DAY = frozenset({"same_hang", "switch_unknown", "shared_switch", "chained", "disk_full"})
 """What objects by stacks, step times and kill switches, which the nodes of this day do not report: see
 tests/unit/controller/test_hang_memory.py and tests/behaviour/test_graceful.py."""
-FIRST_REPORT_S, AFTER_REPORTS_S = 4.0, 0.4
-"""A tick comes so long after the reports, within the same moment of the recording: life and replay judge the same."""
 CONFIG = """
 mode: act
 controller: {warm_up: 60s, tick: 6s}
@@ -161,7 +159,6 @@ class Day(Story):
         super().__init__(directory, config)
         self.journal.decided = []
         self.cluster.add_nodes(*(f"n{number}" for number in range(5, 11)))
-        self.timeline.advance(FIRST_REPORT_S + AFTER_REPORTS_S)
 
     async def _live(self, until: float) -> None:
         while self.timeline.now < until:

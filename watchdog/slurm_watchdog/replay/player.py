@@ -23,7 +23,7 @@ from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model.actions import Decision, Wish
 from slurm_watchdog.model.incidents import Incident, MountProbeRequest, StackRequest
-from slurm_watchdog.model.protocol import DumpStacks, ProbeMount
+from slurm_watchdog.model.protocol import DumpStacks, ProbeMount, Reply
 from slurm_watchdog.notify.dispatcher import Notifier
 from slurm_watchdog.recording import entries
 from slurm_watchdog.recording.entries import Entry, Own, Tally, read_entries, value_of
@@ -129,21 +129,22 @@ class Player:
     def _time(self) -> float:
         return 0.0 if self._loop is None else self._loop.now
 
-    def take(self, entry: Entry) -> None:
-        """Lets the time until this entry pass, and takes it over."""
+    def take(self, entry: Entry) -> Reply | None:
+        """Lets the time until this entry pass, and takes it over. Returns what the controller answers to a frame."""
         if entry.kind == entries.BEGIN or self._loop is None:
             self._begin_life(entry)
         assert self._loop is not None
         if entry.at < self._loop.now:
             self.tally.skip("the time goes back")
-            return
+            return None
         self.advance(entry.at, entry.wall)
         try:
-            self._apply(entry)
+            reply = self._apply(entry)
         except (ValueError, WireError) as error:
             self.tally.skip(f"not of this release ({one_line(str(error), 80)})")
-        else:
-            self.tally.used += 1
+            return None
+        self.tally.used += 1
+        return reply
 
     def advance(self, at: float, wall: float) -> None:
         """Lets the time until then pass."""
@@ -190,7 +191,7 @@ class Player:
 
     # ------------------------------------------------------------------------------------ entries
 
-    def _apply(self, entry: Entry) -> None:
+    def _apply(self, entry: Entry) -> Reply | None:
         """Raises ValueError or WireError where it cannot be understood."""
         match entry.kind:
             case entries.BEGIN:
@@ -199,7 +200,7 @@ class Player:
                     raise ValueError(f"it has version {begin.version} of release {begin.release}")
                 self._differs |= {name for name, each in begin.settings.items() if each != self._settings.get(name)}
             case entries.FRAME:
-                self._take_frame(entry.body[:1], entry.body[1:])
+                return self._take_frame(entry.body[:1], entry.body[1:])
             case entries.LISTING | entries.NO_ANSWER:
                 self._slurm.take(
                     value_of(entry, entries.Listing if entry.kind == entries.LISTING else entries.NoAnswer)
@@ -215,12 +216,13 @@ class Player:
                 self.within(lambda: self._follow(own))
             case _:
                 raise ValueError(f"an entry of kind {entry.kind!r}")
+        return None
 
-    def _take_frame(self, kind: bytes, body: bytes) -> None:
+    def _take_frame(self, kind: bytes, body: bytes) -> Reply:
         if kind != REPORT:
             raise ValueError(f"a frame of kind {kind!r}")
         report = decode_report(body)
-        self.within(lambda: self.controller.accept(report))
+        return self.within(lambda: self.controller.accept(report))
 
     def _note_command(self, asked: entries.Asked) -> None:
         """What was asked of a node then is asked now: its answer, which is about that moment, comes soon."""

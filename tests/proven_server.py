@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from slurm_watchdog.identity.munge_decoder import AgentCredentials, MungeProcess
+from slurm_watchdog.identity.munge_library import AgentCredentials, MungeLibrary
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
 from tests.builders.identity_door import Port, listening
@@ -17,7 +17,7 @@ from tests.munged import Munged
 def credentials(munged: Munged, agents: frozenset[int] = frozenset()) -> AgentCredentials:
     """What agents prove themselves by. `agents`: whose credentials are taken, besides our own user's."""
     own = os.geteuid()
-    return AgentCredentials(own, agents | {own}, MungeProcess(munged.socket))
+    return AgentCredentials(own, agents | {own}, MungeLibrary(munged.socket))
 
 
 @contextmanager

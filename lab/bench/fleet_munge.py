@@ -8,12 +8,9 @@ import os
 
 import msgspec
 
-from slurm_watchdog.identity.munge_child import CIPHER, SOCKET, UID_RESTRICTION, load
+from slurm_watchdog.identity.munge_library import AES128, CIPHER, SOCKET, UID_RESTRICTION, load
 from slurm_watchdog.identity.munge_protocol import KEY_BYTES, SessionOffer
 from tests.munged import Munged
-
-AES128 = 4
-"""MUNGE_CIPHER_AES128 of munge.h: what agents ask for."""
 
 
 class Client:
@@ -22,9 +19,6 @@ class Client:
     def __init__(self, munged: Munged, reader_uid: int | None = None):
         """`reader_uid`: the controller's user; None: our own."""
         self._library = load()
-        self._library.munge_encode.argtypes = [
-            ctypes.POINTER(ctypes.c_char_p), ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int,
-        ]  # fmt: skip
         self._context = ctypes.c_void_p(self._library.munge_ctx_create())
         for option, value in (
             (SOCKET, ctypes.c_char_p(os.fsencode(munged.socket))),

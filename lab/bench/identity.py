@@ -22,7 +22,7 @@ from lab.bench.figures import Figures, say
 from slurm_watchdog.agent.delivery.stream import ProvenStream
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import OwnUser, ReportEndpoint
-from slurm_watchdog.identity.munge_decoder import AgentCredentials, MungeProcess
+from slurm_watchdog.identity.munge_library import AgentCredentials, MungeLibrary
 from slurm_watchdog.identity.munge_protocol import TO_AGENT, TO_CONTROLLER, Seal
 from slurm_watchdog.identity.secret_files import TlsFiles
 from slurm_watchdog.identity.tls import Context
@@ -174,7 +174,7 @@ async def _serve(mode: str, place: Path) -> None:
         accept=lambda report: Reply(controller_id="c"),
         metrics=ControllerMetrics(),
         healthy=lambda: (True, ""),
-        identity=tls or (KnownKey(0, frozenset(), MungeProcess()) if mode == "session" else OwnUser(0, "")),
+        identity=tls or (KnownKey(0, frozenset(), MungeLibrary()) if mode == "session" else OwnUser(0, "")),
         interval_s=0.001,
     )
     server = door.server()

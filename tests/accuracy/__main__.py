@@ -11,10 +11,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from lab.bench.figures import Figures, take_standard_output
+from slurm_watchdog.recording.recorder import Recorder
 from tests.accuracy import matrix
 from tests.accuracy.cases import CASES
 from tests.accuracy.healthy import THINGS
-from tests.accuracy.run import FINE_EVERY, case_scene, run_case, run_thing, thing_scene, trace_lines
+from tests.accuracy.run import FINE_EVERY, case_scene, direct, run_case, run_thing, thing_scene
 from tests.rig.commands import commit
 
 RESULTS = Path(__file__).parents[2] / "lab/results/accuracy.json"
@@ -42,8 +43,8 @@ def main() -> int:
     one.add_argument("--case", help="its full name, such as case_05_lingering_gone or healthy_requeue")
     one.add_argument("--seed", type=int, default=0)
     one.add_argument("--nodes", type=int, default=2, help="of a case; a healthy thing draws its own size from its seed")
-    one.add_argument("--way", choices=("direct", "trace"), default="direct")
-    one.add_argument("--trace", metavar="FILE", help="write it as a trace v1 and judge nothing")
+    one.add_argument("--way", choices=("direct", "replay"), default="direct")
+    one.add_argument("--record", metavar="FILE", help="record it, for `replay`")
     options = parser.parse_args()
     if options.case:
         return one_run(options)
@@ -73,11 +74,12 @@ def one_run(options: argparse.Namespace) -> int:
         names = "\n  ".join([each.key for each in CASES] + [each.key for each in THINGS])
         print(f"there is no {options.case!r}; there are:\n  {names}", file=sys.stderr)
         return 2
-    if options.trace:
+    if options.record:
         scene = case_scene(case, options.seed, options.nodes) if case else thing_scene(thing, options.seed)  # type: ignore[arg-type]
-        with open(options.trace, "wb") as file:
-            file.writelines(trace_lines(scene))
-        print(f"{options.trace}: fault at {scene.fault_at} s, expected: {scene.expect}", file=sys.stderr)
+        recorder = Recorder(options.record, max_waiting=0)
+        direct(scene, recorder)
+        recorder.close()
+        print(f"{options.record}: fault at {scene.fault_at} s, expected: {scene.expect}", file=sys.stderr)
         return 0
     if case is not None:
         score = run_case(case, options.seed, options.nodes, options.way)

@@ -1,34 +1,35 @@
-"""Drives a simulated world through the real judgement, under the world's clock.
+"""Drives a simulated world through a real controller, under the world's clock.
 
-`judge` hands reports to `ClusterState` and lets `Judge` look, and answers what detectors ask for (stacks,
-probes) as agents would.
-`write_trace` writes the same world as a trace v1, which `slurm-watchdog replay` reads; nobody answers questions there.
+Reports are frames and Slurm's answers are listings, as in a recording; commands (stacks, probes) are answered in the
+next frame, as agents would. With a recorder the same run can be replayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.evidence.requests import FIRST_DUMPS, LATER_DUMPS_EVERY_S, PROBE_EVERY_S, early_budget
+from slurm_watchdog.controller.controller import PAUSE_FACTOR
 from slurm_watchdog.controller.incidents.judge import Judge
-from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.model.collective_records import RecordSet
 from slurm_watchdog.model.evidence import ProcessStack, WaitingThreads
-from slurm_watchdog.model.incidents import Finding, Incident, IncidentKind, IncidentState, StackRequest, Truth
-from slurm_watchdog.model.observations import Role
+from slurm_watchdog.model.incidents import Finding, Incident, IncidentKind, StackRequest, Truth
+from slurm_watchdog.model.observations import MountProbe, Role
+from slurm_watchdog.model.protocol import Command, CommandResult, DumpStacks, ProbeMount, Reply
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.replay.player import numbered_ids
+from slurm_watchdog.recording.entries import FRAME, Entry
+from slurm_watchdog.recording.recorder import Recorder
+from slurm_watchdog.replay.player import Player
 from tests.accuracy import looks
-from tests.accuracy.feed import Line, Reader, report_of, slurm_trace, trace_of
+from tests.accuracy.feed import Reader, report_of
 from tests.accuracy.looks import Look
-from tests.accuracy.scene import Scene
 from tests.accuracy.training import Job, Node, Rank, Worker
 from tests.accuracy.world import INTERVAL_S, Mount, World
+from tests.builders.entries import begin, frame, listing, no_answer, tick
 from tests.builders.summed import Memory, framed, summed
 
 RECORDS_S = 25.0
@@ -65,33 +66,26 @@ class _Mail:
 
 
 class Drive:
-    """One world, one judgement."""
+    """One world, one controller."""
 
     def __init__(
         self, world: World, config: Config, *, interval_s: float = INTERVAL_S, calm_s: float = INTERVAL_S,
-        small: bool = True,
+        recorder: Recorder | None = None, judge: type[Judge] = Judge, small: bool = True,
     ):  # fmt: skip
         """`interval_s` between two reports of a node; `calm_s` between two looks while nothing is wrong. `small`: agents
         send small reports, as they do; else each is whole."""
         self.world, self.config, self.small = world, config, small
         self.interval_s, self.calm_s = interval_s, calm_s
-        self.state = ClusterState(
-            silent_after_s=config.controller.agent_silent_after,
-            report_lifetime_s=config.report_lifetime_s,
-        )
         self.story = Story()
-        self.judge = Judge(config, self.state, (), numbered_ids(), lambda kind: self.story.failures.append(str(kind)))
+        self._recorder, self._judge_type = recorder, judge
         self._next_report = {node.name: node.phase for node in world.nodes}
         self._mail: dict[str, list[_Mail]] = {node.name: [] for node in world.nodes}
         self._readers = {node.name: Reader() for node in world.nodes}
         self._memory = Memory()
-        self._close: frozenset[str] = frozenset()
         self._closely: dict[str, bool] = {}  # As each node was answered last.
-        self._answers: list[tuple[float, int, object]] = []
-        self._asked: dict[str, float] = {}
-        self._out: set[str] = set()
-        self._early = early_budget()
-        self._dumps: dict[str, int] = {}
+        self._asked: list[tuple[str, Command]] = []
+        self._findings: list[Finding] = []
+        self._answers: list[tuple[float, list[tuple[str, Command]]]] = []
         self._slurm_at = -1000.0
         self._alert_until = self._suspect_until = float("-inf")
         self._next_look = 0.0
@@ -99,13 +93,42 @@ class Drive:
     def run(self, until: float, done: object = None) -> Story:
         """Until `until`, or until `done(story, now)` says that all is known."""
         t, tick_s = 0.0, self.config.controller.tick
-        while t < until:
-            t = self._next_moment(t, tick_s, until)
-            self._step(t)
-            if callable(done) and done(self.story, t):
-                break
-        self.story.ended_at = t
+        with Player(seldom(self.config, self.calm_s), commands=CommandQueue, recorder=self._recorder) as self.player:
+            self._begin()
+            while t < until:
+                t = self._next_moment(t, tick_s, until)
+                self._step(t)
+                if callable(done) and done(self.story, t):
+                    break
+            self.story.ended_at = t
+            failures = self.controller.metrics.detector_failures.collect()
+            self.story.failures += [
+                s.labels["kind"] for each in failures for s in each.samples if s.value and s.name.endswith("_total")
+            ]
         return self.story
+
+    def _begin(self) -> None:
+        self.player.take(begin(0.0))
+        self.controller = self.player.controller
+        self.judge, commands, evidence = self.controller.judge, self.controller.commands, self.controller.evidence
+        self.judge.__class__ = self._judge_type
+        record, serve = commands.on_ask, evidence.serve
+
+        def note_asked(node: str, command: Command) -> None:
+            record(node, command)
+            self._asked.append((node, command))
+
+        def note_findings(findings: Iterable[Finding], now: float) -> None:
+            self._findings = list(findings)
+            serve(self._findings, now)
+
+        commands.on_ask = note_asked
+        evidence.serve = note_findings  # type: ignore[method-assign]
+
+    def _take(self, entry: Entry) -> Reply | None:
+        reply = self.player.take(entry)
+        self._note_asked(entry.at)
+        return reply
 
     def _next_moment(self, t: float, tick_s: float, until: float) -> float:
         if t < self._alert_until or self._answers:
@@ -116,11 +139,10 @@ class Drive:
 
     def _step(self, t: float) -> None:
         self.world.advance(t)
-        if self.world.slurm_answers and t - self._slurm_at >= self.config.slurm.poll_interval:
+        if t - self._slurm_at >= self.config.slurm.poll_interval:
             self._slurm_at = t
-            self.state.apply_slurm(self.world.slurm(), t, t)
-        elif not self.world.slurm_answers:
-            self._slurm_at = t  # it was asked, and did not answer
+            view = self.world.slurm() if self.world.slurm_answers else None
+            self._take(listing(t, view.jobs, view.nodes) if view is not None else no_answer(t))
         self._send(t)
         self._answer(t)
         if t >= self._next_look or t < self._alert_until:
@@ -147,10 +169,10 @@ class Drive:
                 self._report(node, t)
             self._deliver_due(name, t)
 
-    def _report(self, node: Node, t: float) -> None:
+    def _report(self, node: Node, t: float, results: tuple[CommandResult, ...] = ()) -> None:
         rng = self.world.rng
         if not node.silent:
-            said = report_of(self.world.report(node), self._readers[node.name])
+            said = replace(report_of(self.world.report(node), self._readers[node.name]), results=results)
             closely = self._closely.get(node.name)
             report = framed(said, t, self._memory, closely) if self.small else summed(said, t, self._memory)
             late_s = 3.0 + 12.0 * rng.random() if rng.random() < LATE_SHARE else 0.0
@@ -169,75 +191,59 @@ class Drive:
 
     def _deliver(self, mail: _Mail, t: float) -> None:
         age_s = t - mail.made_at
-        self.state.apply_report(replace(mail.report, age_s=age_s) if age_s else mail.report, t)
-        name = mail.report.node
-        self._closely[name] = name in self._close or name in self.state.unsure_of
+        entry = frame(replace(mail.report, age_s=age_s) if age_s else mail.report, t)
+        if self._recorder is not None:
+            self.player.advance(t, t)
+            self._recorder.record(FRAME, entry.body)
+        reply = self._take(entry)
+        if reply is not None and reply.closely is not None:
+            self._closely[mail.report.node] = reply.closely
         self.story.reports += 1
 
     # ------------------------------------------------------------------------------------ evidence
 
-    def _ask(self, findings: list[Finding], t: float) -> None:
-        rng = self.world.rng
-        for finding in findings:
-            for wanted in finding.wanted:
-                if isinstance(wanted, StackRequest):
-                    view = self.state.job_view(wanted.job_id, t)
-                    if view is None:
-                        continue
-                    key = f"stacks:{wanted.job_id}.{view.job.restarts}"
-                    every_s = wanted.apart_s if len(view.snapshots) < FIRST_DUMPS else LATER_DUMPS_EVERY_S
-                    if wanted.early:
-                        every_s = wanted.apart_s
-                    if t - self._asked.get(key, float("-inf")) < every_s or key in self._out:
-                        continue
-                    if wanted.early and not self._early.acquire(key, t):
-                        continue
-                    self._asked[key] = t
-                    self._out.add(key)
-                    # The answers to reports of a job that is due are held back until there is something to ask.
-                    wait_s = rng.uniform(0.3, 2.0) if wanted.early else rng.uniform(1.0, self.interval_s + 3.0)
-                    self._later(t + wait_s, (key, wanted, t))
-                else:
-                    for name in wanted.nodes:
-                        key = f"probe:{name}:{wanted.mount}"
-                        if t - self._asked.get(key, float("-inf")) >= PROBE_EVERY_S:
-                            self._asked[key] = t
-                            stuck = any(name in m.stuck for m in self.world.mounts if m.path == wanted.mount)
-                            wait_s = rng.uniform(0.2, self.interval_s + 0.5) + (10.0 if stuck else 0.0)
-                            self._later(t + wait_s, (name, wanted.mount))
-
-    def _later(self, due: float, what: object) -> None:
-        self._answers.append((due, len(self._asked), what))
+    def _note_asked(self, t: float) -> None:
+        """What nodes have been asked is answered some time later, about a job by all of them together."""
+        rng, asked, self._asked = self.world.rng, self._asked, []
+        early = {w.job_id for each in self._findings for w in each.wanted if isinstance(w, StackRequest) and w.early}
+        jobs: dict[str, list[tuple[str, Command]]] = {}
+        for node, command in asked:
+            if isinstance(command, DumpStacks):
+                jobs.setdefault(command.job_id, []).append((node, command))
+            elif isinstance(command, ProbeMount):
+                stuck = any(node in mount.stuck for mount in self.world.mounts if mount.path == command.mount)
+                wait_s = rng.uniform(0.2, self.interval_s + 0.5) + (10.0 if stuck else 0.0)
+                self._answers.append((t + wait_s, [(node, command)]))
+            else:
+                self._answers.append((t + 1.0, [(node, command)]))
+        for job_id, places in jobs.items():
+            # The answers to reports of a job that is due are held back until there is something to ask.
+            wait_s = rng.uniform(0.3, 2.0) if job_id in early else rng.uniform(1.0, self.interval_s + 3.0)
+            self._answers.append((t + wait_s, places))
 
     def _answer(self, t: float) -> None:
-        ready = [each for each in self._answers if each[0] <= t]
+        ready = [places for due, places in self._answers if due <= t]
         self._answers = [each for each in self._answers if each[0] > t]
-        for _, _, what in ready:
-            if isinstance(what, tuple) and len(what) == 3:
-                key, wanted, asked_at = what
-                self._out.discard(key)
-                self._dump(wanted, t, asked_at)
-            elif isinstance(what, tuple):
-                name, path = what
-                node = next(n for n in self.world.nodes if n.name == name)
-                mount = next((m for m in self.world.mounts if m.path == path), None)
-                if mount is not None and not node.silent:
-                    self._probe(node, mount, t)
+        for places in ready:
+            for name, command in places:
+                node = next(each for each in self.world.nodes if each.name == name)
+                if not node.silent:  # what the logs say by then comes with the answer
+                    self._report(node, t, (self._result(node, command, t),))
 
-    def _probe(self, node: Node, mount: Mount, t: float) -> None:
-        self.state.apply_probe(node.name, self.world.probe(node, mount, t, wrote=True), t)
+    def _result(self, node: Node, command: Command, t: float) -> CommandResult:
+        result = CommandResult(command_id=command.id, ok=False, error="a simulated agent has none of that")
+        if isinstance(command, DumpStacks):
+            job = next(each for each in self.world.jobs if each.job_id == command.job_id)
+            return replace(result, ok=True, error=None, stacks=self._dump(job, node, t))
+        mount = next((each for each in self.world.mounts if each.path == getattr(command, "mount", "")), None)
+        return result if mount is None else replace(result, ok=True, error=None, probe=self._probe(node, mount, t))
 
-    def _dump(self, wanted: StackRequest, t: float, asked_at: float) -> None:
-        job = next(each for each in self.world.jobs if each.job_id == wanted.job_id)
-        self._dumps[job.job_id] = self._dumps.get(job.job_id, 0) + 1
-        silent = {node.name for node in job.nodes if node.silent}
-        seen = [r for r in job.ranks if not r.gone and not r.zombie and r.node not in silent]
-        stacks = tuple(stack for rank in seen for stack in self._stacks(job, rank, t))
-        for node in job.nodes:  # what the logs say by then comes with the answers
-            self._report(node, t)
-        self.state.runs.add_snapshot(
-            job.job_id, job.restarts, stacks, tuple(sorted(silent)), t, asked_at if wanted.early else None
-        )
+    def _probe(self, node: Node, mount: Mount, t: float) -> MountProbe | None:
+        return self.world.probe(node, mount, t, wrote=True)
+
+    def _dump(self, job: Job, node: Node, t: float) -> tuple[ProcessStack, ...]:
+        seen = [rank for rank in job.ranks if not rank.gone and not rank.zombie and rank.node == node.name]
+        return tuple(stack for rank in seen for stack in self._stacks(job, rank, t))
 
     def _stacks(self, job: Job, rank: Rank, t: float) -> list[ProcessStack]:
         job.count(rank, t)
@@ -273,58 +279,29 @@ class Drive:
 
     def _look(self, t: float) -> None:
         self.story.looks += 1
-        findings = self.judge.detect(t)
-        if self.judge.incidents or any(finding.truth is Truth.BAD for finding in findings):
+        self._findings = []
+        self._take(tick(t))
+        self._closely.update(dict.fromkeys(self.controller.commands.close, True))  # pushed at once
+        if self.judge.incidents or any(finding.truth is Truth.BAD for finding in self._findings):
             self._alert_until = t + ALERT_S
-        if any(finding.wanted for finding in findings):
+        if any(finding.wanted for finding in self._findings):
             self._suspect_until = t + ALERT_S
-            self._ask(findings, t)
-        for change in self.judge.conclude(findings, t, t):
-            incident = change.after
+        for incident in self.judge.incidents:
             if incident.fired_at is not None:
                 self.story.incidents[incident.id] = incident
-            if incident.state is IncidentState.RESOLVED:
-                self.judge.settle(change, t)
-        self._close = self.judge.close_nodes()
-        self._closely.update(dict.fromkeys(self._close, True))  # pushed at once
         if self.world.records is not None:
             self._bring_records(self.world.records(), t)
 
     def _bring_records(self, records: tuple[RecordSet, ...], t: float) -> None:
-        job, hang = self.world.jobs[0], IncidentKind.COLLECTIVE_HANG
+        job, hang, state = self.world.jobs[0], IncidentKind.COLLECTIVE_HANG, self.controller.state
         fired = [each.fired_at for each in self.story.incidents.values() if each.kind == hang]
-        view = self.state.job_view(job.job_id, t)
+        view = state.job_view(job.job_id, t)
         if fired and view is not None and not view.collectives and t >= (fired[0] or 0.0) + RECORDS_S:
-            self.state.runs.add_records(job.job_id, job.restarts, records, t)
+            state.runs.add_records(job.job_id, job.restarts, records, t)
 
 
-def write_trace(world: World, until: float, scene: Scene) -> Iterator[bytes]:
-    """The lines of the scene's world as a trace v1, with its fault marked."""
-    told: dict[str, tuple[object, float]] = {}
-    due = {node.name: node.phase for node in world.nodes}
-    t, marked = 0.0, False
-    while t < until:
-        t += 1.0
-        world.advance(t)
-        lines: list[Line] = []
-        if scene.fault_at is not None and not marked:
-            marked = True
-            where = {"node": scene.fault_node} if scene.fault_node else {}
-            lines.append(
-                {
-                    "t": scene.fault_at,
-                    "kind": "fault",
-                    "name": "simulated",
-                    "job_id": scene.job.job_id,
-                    **where,
-                }
-            )
-        if world.slurm_answers:
-            lines += slurm_trace(world.slurm(), t, told)
-        for node in world.nodes:
-            if due[node.name] <= t:
-                due[node.name] += INTERVAL_S
-                if not node.silent:
-                    lines += trace_of(world.report(node), t)
-        for line in lines:
-            yield msgspec.json.encode(line) + b"\n"
+def seldom(config: Config, calm_s: float) -> Config:
+    """For a controller that ticks so seldom on purpose: it was not stopped in between."""
+    return replace(
+        config, controller=replace(config.controller, tick=max(config.controller.tick, 1.4 * calm_s / PAUSE_FACTOR))
+    )

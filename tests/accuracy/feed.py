@@ -1,29 +1,20 @@
-"""From what a simulated agent has to say to what the product takes: a `Report`, or the lines of a *trace v1*.
-
-Both are made from the same `Said`. A report holds what the real agent makes of it, with the agent's own
-functions; a trace holds nothing but the fields that trace v1 has, raw lines included, as somebody else would
-write it.
-"""
+"""From what a simulated agent has to say to the `Report` that the real agent makes of it, with the agent's own
+functions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.logs.log_file import condense, make_event
-from slurm_watchdog.model.observations import Event, EventKind, Gpu, LogFile, NodeEvent, Process
+from slurm_watchdog.model.observations import Event, EventKind, LogFile, NodeEvent
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.model.slurm import SlurmView
-from slurm_watchdog.parse.kernel_log.file import parse_kernel_line
 from slurm_watchdog.parse.training_log.line import parse_line
 from slurm_watchdog.parse.training_log.text import LogFact
 from tests.accuracy.world import INTERVAL_S, Said
-
-Line = dict[str, Any]
+from tests.builders.kernel_messages import parse_kernel_line
 
 
 @dataclass
@@ -112,108 +103,3 @@ def _kernel_events(said: Said) -> Iterator[NodeEvent]:
                 may_exclude_node=fact.may_exclude_node,
                 part=fact.part,
             )
-
-
-# ------------------------------------------------------------------------------------ trace v1
-
-
-def trace_of(said: Said, t: float) -> Iterator[Line]:
-    """The lines of one report that came at `t`."""
-    node = said.node.name
-    more = {
-        name: msgspec.to_builtins(rows)
-        for name, rows in (
-            ("usages", said.usages), ("pressures", said.pressures), ("links", said.links), ("hung_probes", said.hung)
-        )
-        if rows
-    }  # fmt: skip
-    yield {"t": t, "kind": "report", "node": node} | ({"more": more} if more else {})
-    for process in said.processes:
-        yield _bare({"t": t, "kind": "proc", "node": node, **_process(process)})
-    for gpu in said.gpus:
-        yield _bare({"t": t, "kind": "gpu", "node": node, **_gpu(gpu, said.processes)})
-    for _, job_id, stream, text in said.lines:
-        yield {"t": t, "kind": "log", "node": node, "job_id": job_id, "stream": stream, "line": text}
-    for _, text in said.kernel:
-        yield {"t": t, "kind": "kmsg", "node": node, "line": text}
-    for probe in said.probes:
-        yield {"t": t, "kind": "mount", "node": node, "mount": probe.mount, "responding": probe.responding,
-               "probe_s": probe.seconds if probe.responding else None}  # fmt: skip
-    for checkpoint in said.checkpoints:
-        if checkpoint.step is not None:
-            yield {"t": t, "kind": "checkpoint", "node": node, "job_id": checkpoint.job_id, "step": checkpoint.step,
-                   "complete": True}  # fmt: skip
-
-
-def _process(process: Process) -> Line:
-    call = process.blocked
-    fields = {
-        "job_id": process.job_id,
-        "rank": process.rank,
-        "pid": process.pid,
-        "start": process.start_ticks / 100,
-        "state": process.state,
-        "state_age_s": process.state_age_s,
-        "cpu_s": process.cpu_s,
-    }
-    if call is not None:
-        fields |= {
-            "state_age_s": call.seconds,
-            "wchan": call.wchan,
-            "syscall": call.syscall,
-            "path": call.path,
-            "mount": call.mount,
-        }
-    return fields
-
-
-def _gpu(gpu: Gpu, processes: Iterable[Process]) -> Line:
-    jobs = [process.job_id for process in processes if process.pid in (gpu.pids or ())]
-    return {
-        "job_id": jobs[0] if jobs else None,
-        "gpu": gpu.index,
-        "uuid": gpu.uuid,
-        "util": None if gpu.utilization_ratio is None else round(100 * gpu.utilization_ratio),
-        "sm_clock_mhz": None if gpu.sm_clock_hz is None else gpu.sm_clock_hz / 1e6,
-        "power_w": gpu.power_w,
-        "temp_c": gpu.temperature_c,
-        "mem_used_mib": None if gpu.memory_used_bytes is None else gpu.memory_used_bytes >> 20,
-        "throttle": None if gpu.throttle is None else list(gpu.throttle),
-        "pids": None if gpu.pids is None else list(gpu.pids),
-    }
-
-
-AGAIN_S = 60.0
-"""Slurm's word about a job is written again after so long, although nothing has changed: time passes."""
-
-
-def slurm_trace(view: SlurmView, t: float, told: dict[str, tuple[object, float]]) -> Iterator[Line]:
-    """Slurm's words that have changed since the last time; `told` remembers them."""
-    for node in view.nodes:
-        usual = node.state in ("ALLOCATED", "IDLE")
-        if (node.name in told and told[node.name][0] == node.state) or (usual and node.name not in told):
-            continue
-        told[node.name] = (node.state, t)
-        yield {"t": t, "kind": "node", "node": node.name, "state": node.state}
-    for job in view.jobs:
-        now = (job.state, job.nodes, job.restarts)
-        before, at = told.get(job.job_id, (None, t))
-        if before != now or t - at >= AGAIN_S:
-            told[job.job_id] = (now, t)
-            yield _bare(
-                {
-                    "t": t,
-                    "kind": "job",
-                    "job_id": job.job_id,
-                    "state": job.state,
-                    "nodes": list(job.nodes) or None,
-                    "restarts": job.restarts,
-                    "name": job.name,
-                    "user": job.user,
-                    "batch_host": job.batch_host,
-                }
-            )
-
-
-def _bare(line: Line) -> Line:
-    return {name: value for name, value in line.items() if value is not None}

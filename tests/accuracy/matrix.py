@@ -19,8 +19,8 @@ from tests.accuracy.score import Score
 
 SEEDS = {1: 5, 2: 5, 4: 3, 8: 2, 16: 1, 48: 1}
 """Runs of each case, by its number of nodes."""
-TRACE_SEEDS = {1: 2, 2: 2, 8: 1}
-"""… and of those that go as text through `replay` as well."""
+REPLAYED_SIZE = 2
+"""Of this size each case is recorded once, too, and its replay judged."""
 HOURS = 10_000.0
 LEAST_HOURS = 12.0
 """Of each healthy thing, whatever its share."""
@@ -61,8 +61,8 @@ def plan(hours: float, names: tuple[str, ...] = (), seed_from: int = 0) -> list[
             continue
         for nodes in case.sizes:
             jobs += [Job(True, place, seed_from + n, nodes, "direct") for n in range(SEEDS[nodes])]
-            if case.by_trace:
-                jobs += [Job(True, place, seed_from + n, nodes, "trace") for n in range(TRACE_SEEDS.get(nodes, 0))]
+            if nodes == REPLAYED_SIZE and case.by_frames:
+                jobs.append(Job(True, place, seed_from, nodes, "replay"))
     things = [
         (place, thing) for place, thing in enumerate(THINGS) if not names or any(name in thing.key for name in names)
     ]
@@ -179,7 +179,7 @@ def _row(case: str, way: str, group: list[Score]) -> Row:
 def write_figures(figures: Figures, results: Results) -> None:
     """One line of JSON a figure."""
     for row in rows(results.scores):
-        name = f"accuracy.{row.case}" if row.way == "direct" else f"accuracy.{row.case}.by_trace"
+        name = f"accuracy.{row.case}" if row.way == "direct" else f"accuracy.{row.case}.replayed"
         figures.add(f"{name}.found_percent", row.found, "%", at_least=100)
         figures.add(
             f"{name}.right_culprit_percent",

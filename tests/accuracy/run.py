@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from tempfile import NamedTemporaryFile
 
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.model.incidents import Incident
-from slurm_watchdog.replay.player import numbered_ids, replay
+from slurm_watchdog.recording.recorder import Recorder
+from slurm_watchdog.replay.player import replay
+from slurm_watchdog.replay.stand_ins import numbered_ids
 from tests.accuracy.cases import Case
-from tests.accuracy.drive import Drive, Story, write_trace
+from tests.accuracy.drive import Drive, Story, seldom
 from tests.accuracy.healthy import Thing
-from tests.accuracy.scene import HANG, Scene, Setup
+from tests.accuracy.scene import Scene, Setup
 from tests.accuracy.score import Score, right_ones, score
 from tests.accuracy.world import INTERVAL_S
 
 
-def direct(scene: Scene, config: Config | None = None) -> Story:
-    """The scene through state and judgement, without JSON; questions are answered. Ends some time after the verdict.
+def direct(scene: Scene, recorder: Recorder | None = None) -> Story:
+    """The scene through a controller; questions are answered. Ends some time after the verdict.
 
     From the fault on the looks are as frequent as in the service, later every 5 s; before it as in coarse healthy runs.
     """
-    drive = Drive(scene.world, config or Config(), calm_s=COARSE_LOOKS_S)
+    drive = Drive(scene.world, Config(), calm_s=COARSE_LOOKS_S, recorder=recorder)
 
     def done(story: Story, now: float) -> bool:
         if scene.fault_at is None or now < scene.fault_at:
@@ -36,32 +38,21 @@ def direct(scene: Scene, config: Config | None = None) -> Story:
     return drive.run(scene.until_s, done)
 
 
-def trace_lines(scene: Scene) -> Iterator[bytes]:
-    """The scene as the lines of a trace v1, up to some minutes after its bound."""
-    world, told = scene.world, False
-    for line in write_trace(world, scene.until_s, scene):
-        yield line
-        if (
-            scene.fault_at is not None
-            and not told
-            and world.now > scene.fault_at + scene.within() + scene.expect.without_stacks_s + scene.settle_s
-        ):
-            return
-
-
-def by_trace(scene: Scene, config: Config | None = None) -> tuple[list[Incident], list[str]]:
-    """The scene as text through `replay`: incidents, and what was ignored or failed."""
-    file = io.BytesIO(b"".join(trace_lines(scene)))
-    outcome = replay(file.read, config or Config(), numbered_ids())
-    return list(outcome.incidents), [
-        text for text in outcome.tally.sentences() if "defect" in text or "skipped" in text
-    ]
+def by_replay(scene: Scene) -> tuple[list[Incident], list[str]]:
+    """The scene recorded and replayed: incidents, and what was skipped, or was otherwise when it was recorded."""
+    with NamedTemporaryFile() as file:
+        recorder = Recorder(file.name, max_waiting=0)
+        story = direct(scene, recorder=recorder)
+        recorder.close()
+        outcome = replay(file.read, seldom(Config(), COARSE_LOOKS_S), numbered_ids())
+    found = [each for each in outcome.incidents if each.fired_at is not None]
+    lived, played = ([(i.kind, i.fired_at, i.culprits) for i in each] for each in (story.incidents.values(), found))
+    wrong = [*outcome.tally.skipped, *outcome.differs, *(f"{each} in one alone" for each in {*lived} ^ {*played})]
+    return found, [*wrong, *story.failures]
 
 
 CLOSE_S = 60.0
 """So long after a fault every tick is a look, as in the service: verdicts are due within ten seconds then."""
-WITHOUT_STACKS_S = 20.0
-"""Where nobody can give stacks (a plain trace), GPUs have to be seen for a while before they say who waits."""
 
 
 def case_scene(case: Case, seed: int, nodes: int) -> Scene:
@@ -88,12 +79,10 @@ def quiet() -> Iterator[None]:
 
 @quiet()
 def run_case(case: Case, seed: int, nodes: int, way: str) -> Score:
-    """One run of a case, `way` direct or trace."""
+    """One run of a case, `way` direct or replay."""
     scene, late_s = case_scene(case, seed, nodes), 0.0
-    if way == "trace":
-        incidents, failures = by_trace(scene)
-        late_s = WITHOUT_STACKS_S if set(HANG) & set(scene.expect.kinds) else scene.expect.without_stacks_s
-        scene.expect.kinds += scene.expect.without_stacks
+    if way == "replay":
+        incidents, failures = by_replay(scene)
     else:
         story = direct(scene)
         incidents, failures = list(story.incidents.values()), story.failures

@@ -39,10 +39,6 @@ class Expect:
     also: tuple[str, ...] = ()
     """Kinds that may stand beside it: the same fault under another true name."""
     within_s: float | Callable[[], float] = 80.0
-    without_stacks_s: float = 0.0
-    """So much longer it may take where nobody can give stacks (a plain trace)."""
-    without_stacks: tuple[str, ...] = ()
-    """What may be found instead there."""
     first_only: bool = False
     """Only the first culprit is compared: the others are consequences that are named, too."""
 

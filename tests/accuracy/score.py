@@ -17,7 +17,7 @@ class Score:
     seed: int
     nodes: int
     way: str
-    """`direct` or `trace`."""
+    """`direct` or `replay`."""
     found: bool
     culprit: bool | None
     """None: nobody is to be named, or nothing was found."""

@@ -10,8 +10,7 @@ from msgspec.structs import replace as changed
 
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.model.evidence import ProcessStack, WaitingThreads
-from slurm_watchdog.model.incidents import StackRequest
-from slurm_watchdog.model.observations import Role
+from slurm_watchdog.model.observations import MountProbe, Role
 from slurm_watchdog.model.report import Report
 from tests.accuracy.drive import Drive, _Mail
 from tests.accuracy.looks import Look
@@ -62,9 +61,8 @@ class SourceDrive(Drive):
             )
         return changed(report, **fields) if fields else report
 
-    def _dump(self, wanted: StackRequest, t: float, asked_at: float) -> None:
-        if STACKS not in self._off:
-            super()._dump(wanted, t, asked_at)
+    def _dump(self, job: Job, node: Node, t: float) -> tuple[ProcessStack, ...]:
+        return () if STACKS in self._off else super()._dump(job, node, t)
 
     def _stack(
         self, job: Job, rank: Rank, role: Role, process: Rank | Worker, look: Look, others: tuple[WaitingThreads, ...]
@@ -72,6 +70,5 @@ class SourceDrive(Drive):
         stack = super()._stack(job, rank, role, process, look, others)
         return changed(stack, state="S", syscall=None) if SLEEP in self._off else stack
 
-    def _probe(self, node: Node, mount: Mount, t: float) -> None:
-        if PROBES not in self._off:
-            super()._probe(node, mount, t)
+    def _probe(self, node: Node, mount: Mount, t: float) -> MountProbe | None:
+        return None if PROBES in self._off else super()._probe(node, mount, t)

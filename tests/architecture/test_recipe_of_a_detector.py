@@ -17,12 +17,15 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.recording.entries import pack
+from tests.builders.told import Line, Told
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(python|diff)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 pytestmark = pytest.mark.thorough
 WHEN_COPIED = ("watchdog", "tools", "tests/builders", "tests/unit/analysis", "tests/unit/detect")
 SEEN = """
-import json, sys
+import json, logging, sys
 from msgspec import structs
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.health.views import open_incident
@@ -31,12 +34,14 @@ from slurm_watchdog.model.documents import Level
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.detect.registry import causes_of
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.replay.player import numbered_ids, replay
+from slurm_watchdog.replay.player import replay
+from slurm_watchdog.replay.stand_ins import numbered_ids
 from tools.docs import alerts, detectors, options
 
+logging.disable(logging.ERROR)
 WELL = Health(level=Level.OK, headline="", reasons=(), jobs=())
-with open(sys.argv[1], "rb") as trace:
-    incidents = replay(trace.read, Config(), numbered_ids()).incidents
+with open(sys.argv[1], "rb") as recording:
+    incidents = replay(recording.read, Config(), numbered_ids()).incidents
 metrics = ControllerMetrics()
 metrics.show_health(WELL, incidents)
 page = [structs.asdict(open_incident(each, lambda _: False, "", "")) for each in incidents]
@@ -54,7 +59,7 @@ class Copy:
     """The package with the new detector in it."""
 
     root: Path
-    trace: Path
+    recording: Path
 
     def run(self, *argv: str, code: int = 0) -> str:
         """Standard output of a command that imports the copy; it has to end with `code`."""
@@ -79,33 +84,18 @@ def apply(lines: str, text: str) -> str:
     return text
 
 
-def a_trace(directory: Path) -> Path:
+def a_recording(directory: Path) -> Path:
     """Two minutes of a job whose loss falls to 0."""
-    job = {
-        "kind": "job",
-        "job_id": "7",
-        "state": "RUNNING",
-        "nodes": ["n0"],
-        "restarts": 0,
-        "batch_host": "n0",
-    }
-    rank = {"kind": "proc", "node": "n0", "job_id": "7", "rank": 0, "pid": 4711, "start": 1.0, "state": "R"}
-    log = {"kind": "log", "node": "n0", "job_id": "7", "stream": "stdout"}
-    lines: list[dict[str, Any]] = [{"t": 0, **job}]
+    job = {"job_id": "7", "state": "RUNNING", "nodes": ["n0"], "restarts": 0, "batch_host": "n0"}
+    rank = {"node": "n0", "job_id": "7", "rank": 0, "pid": 4711, "start": 1.0, "state": "R"}
+    lines: list[Line] = [{"t": 0, "kind": "job", **job}]
     for step in range(1, 13):
-        loss = 0.0 if step > 4 else 2.5
-        took = "elapsed time per iteration (ms): 10000.0"
-        lines += [
-            {"t": 10.0 * step, "kind": "report", "node": "n0"},
-            {"t": 10.0 * step, **rank, "cpu_s": 9.0 * step},
-            {
-                "t": 10.0 * step,
-                **log,
-                "line": f" iteration {step:8d}/    1000 | {took} | lm loss: {loss:.6E} |",
-            },
-        ]
-    path = directory / "trace.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        took, loss = "elapsed time per iteration (ms): 10000.0", 0.0 if step > 4 else 2.5
+        text = f" iteration {step:8d}/    1000 | {took} | lm loss: {loss:.6E} |"
+        log = {"kind": "log", "node": "n0", "job_id": "7", "stream": "stdout", "line": text}
+        lines += [{"t": 10.0 * step, **line} for line in ({"kind": "proc", **rank, "cpu_s": 9.0 * step}, log)]
+    path = directory / "recording"
+    path.write_bytes(b"".join(map(pack, Told().entries(lines))))
     return path
 
 
@@ -122,13 +112,13 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     for kind, name, text in blocks:
         path = root / name
         path.write_text(apply(text, path.read_text()) if kind == "diff" else text)
-    return Copy(root, a_trace(root))
+    return Copy(root, a_recording(root))
 
 
 @pytest.fixture(scope="module")
 def seen(copy: Copy) -> dict[str, Any]:
     """What is derived from the detectors, in the copy."""
-    found = json.loads(copy.run(sys.executable, "-c", SEEN, str(copy.trace)))
+    found = json.loads(copy.run(sys.executable, "-c", SEEN, str(copy.recording)))
     assert isinstance(found, dict)
     return found
 
@@ -153,12 +143,12 @@ def test_its_options_and_its_ladder_are_checked_and_documented(copy: Copy, seen:
 
 
 def test_a_replay_finds_it_and_a_site_can_switch_it_off(copy: Copy) -> None:
-    (found,) = json.loads(copy.command("replay", "--json", str(copy.trace), code=1))["incidents"]
+    (found,) = json.loads(copy.command("replay", "--json", str(copy.recording), code=1))["incidents"]
     assert (found["kind"], found["severity"], found["job_id"]) == ("loss_zero", "warning", "7")
     assert found["summary"] == "The loss of job 7 has been 0 since step 8."
     config = copy.root / "off.yaml"
     config.write_text("detectors: {loss_zero: {enabled: false}}\n")
-    found = json.loads(copy.command("replay", "--json", "--config", str(config), str(copy.trace)))
+    found = json.loads(copy.command("replay", "--json", "--config", str(config), str(copy.recording)))
     assert found["incidents"] == []
 
 

@@ -20,13 +20,16 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.journal.database import Database, JournalError
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import ActionEnd, ActionRun, Decision, Operation, OperationOutcome, Verdict, Wish
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.notify.dispatcher import Notifier
+from slurm_watchdog.recording.entries import FRAME
+from slurm_watchdog.recording.recorder import Recorder
+from slurm_watchdog.wire.codec import encode_report
+from slurm_watchdog.wire.frames import REPORT
 from tests.behaviour.cluster import EPOCH, Job, Scripted
 from tests.simulation.timeline import Killed, SimLoop, Timeline
 
@@ -352,6 +355,7 @@ class Story:
             for node in self.cluster.nodes:
                 if node not in self.cluster.silent:
                     report = self.cluster.report(node, self._sequence, "a", again=again)
+                    self.controller.record(FRAME, REPORT + encode_report(report))
                     for command in self.controller.accept(report).commands:
                         self.cluster.obey(node, command)
         self.timeline.after(1.0, self._world)

@@ -18,24 +18,23 @@ from msgspec.structs import replace
 
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.controller.policy.guards import GUARDS
-from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.model.actions import Action, Decision, Verdict
 from slurm_watchdog.model.incidents import Incident, IncidentKind
 from slurm_watchdog.model.observations import Blocked, Gpu, GpuHolder, LogFile, MountProbe, Process
 from slurm_watchdog.model.protocol import Command, CommandResult, EndProcess, ProcessEnd
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob
-from slurm_watchdog.replay.player import Outcome, numbered_ids, replay
+from slurm_watchdog.recording.recorder import Recorder
+from slurm_watchdog.replay.player import Outcome, replay
+from slurm_watchdog.replay.stand_ins import numbered_ids
 from slurm_watchdog.slurm.client import Refusal, SlurmRefused
-from tests.behaviour.cluster import EPOCH, LOG, UID, Job, Scripted
+from tests.behaviour.cluster import LOG, UID, Job, Scripted
 from tests.behaviour.story import DyingJournal, Story
 
 TICK_S = 5.0
 NOT_THAT_DAY = frozenset({"same_hang", "switch_unknown", "shared_switch", "chained", "disk_full"})
 """What objects by stacks, step times and kill switches, which the nodes of this day do not report: see
 tests/unit/controller/test_hang_memory.py and tests/behaviour/test_graceful.py."""
-FIRST_REPORT_S, AFTER_REPORTS_S = 4.0, 0.4
-"""A tick comes so long after the reports, within the same moment of the recording: life and replay judge the same."""
 CONFIG = """
 mode: act
 controller: {warm_up: 60s, tick: 6s}
@@ -156,11 +155,10 @@ class Day(Story):
     journal: Noting
 
     def __init__(self, directory: Path, config: str) -> None:
-        self.recorder = Recorder(str(directory / "day.jsonl"), EPOCH - 1000.0)
+        self.recorder = Recorder(str(directory / "day.rec"))
         super().__init__(directory, config)
         self.journal.decided = []
         self.cluster.add_nodes(*(f"n{number}" for number in range(5, 11)))
-        self.timeline.advance(FIRST_REPORT_S + AFTER_REPORTS_S)
 
     async def _live(self, until: float) -> None:
         while self.timeline.now < until:
@@ -316,7 +314,7 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Day, Outcome
         part(lived)
     assert lived.recorder is not None
     lived.recorder.close()
-    with (directory / "day.jsonl").open("rb") as file:
+    with (directory / "day.rec").open("rb") as file:
         found = replay(file.read, parse_config(CONFIG), numbered_ids())
     yield lived, found
     lived.close()
@@ -342,7 +340,7 @@ def test_a_recorded_day_on_which_every_guard_objects_is_decided_the_same_by_its_
 ) -> None:
     lived, found = day
     assert lived.recorder is not None and lived.recorder.dropped == 0
-    assert found.tally.sentences() == []
+    assert found.tally.skipped == {} and found.differs == ()
     in_life = told(lived.journal.decided, lived.journal.incidents(limit=10_000))
     assert told(list(found.decided), list(found.incidents)) == in_life
 

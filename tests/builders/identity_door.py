@@ -17,9 +17,9 @@ from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import OwnUser, ReportEndpoint
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
+from slurm_watchdog.wire import port as wire
 from slurm_watchdog.wire.codec import encode_report
 from slurm_watchdog.wire.frames import ORDERS, REPORT, TAKEN
-from slurm_watchdog.wire.http_server import Server
 
 
 class Port:
@@ -31,7 +31,7 @@ class Port:
         self.reports: list[Report] = []
         options = {"identity": OwnUser(0, ""), "address_of": None, **options}
         self.door = ReportEndpoint(accept=self.accept, metrics=self.metrics, healthy=lambda: (True, "well"), **options)
-        self.server: Server = self.door.server()
+        self.server: wire.Port = self.door.server()
         self.server.only_uid = None  # these clients come by TCP; whose socket it is: test_unix.py
         self.number = 0
         self.loop = asyncio.new_event_loop()

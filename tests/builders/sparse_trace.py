@@ -1,15 +1,12 @@
-"""A trace as an outsider would write it: little is said, some of it late."""
+"""A story of one job of eight ranks of which little is said, some of it between two reports."""
 
 from __future__ import annotations
 
-import io
-import json
 from random import Random
 from typing import Any
 
-from slurm_watchdog.config.schema import Config
 from slurm_watchdog.model.incidents import Incident
-from slurm_watchdog.replay.player import numbered_ids, replay
+from tests.builders.told import play
 
 JOB = "771204"
 
@@ -28,17 +25,16 @@ LOOKS: dict[str, tuple[str, float, int, int, int]] = {
 
 
 class Trace:
-    """One job of eight ranks with a step every ten seconds; `left_out` are fields that its author did not think of."""
+    """A step every ten seconds; `gpus`: whether any is reported."""
 
-    def __init__(self, left_out: tuple[str, ...] = (), log: str = "step {step} loss {loss} time {s:.2f}s"):
-        self.left_out, self.log_line = left_out, log
+    def __init__(self, log: str = "step {step} loss {loss} time {s:.2f}s", *, gpus: bool = True):
+        self.log_line, self.gpus = log, gpus
         self.random, self.t, self.step, self.loss = Random(3), 0.0, 100, "2.41"
         self.lines: list[dict[str, Any]] = []
         self.doing: dict[int, str] = dict.fromkeys(range(8), "trains")
         self.gone: set[int] = set()
         self.freed: set[int] = set()
         """Ranks whose GPU is empty."""
-        self.silent: set[str] = set()
         self.states: dict[int, str] = {}
         """Of ranks, where they are not those of what they do."""
         self.slower, self.every = 1.0, 5.0
@@ -46,13 +42,9 @@ class Trace:
         self.job("RUNNING")
 
     def say(self, kind: str, **fields: Any) -> None:
-        told = {name: value for name, value in fields.items() if f"{kind}.{name}" not in self.left_out}
-        if kind not in self.left_out:
-            self.lines.append({"t": round(self.t, 2), "kind": kind, **told})
+        self.lines.append({"t": round(self.t, 2), "kind": kind, **fields})
 
     def job(self, state: str) -> None:
-        if state == "NODE_FAIL":
-            self.silent.add(NODES[1])
         self.say("job", job_id=JOB, state=state, nodes=list(NODES), restarts=0, name="llama", user="ada")
 
     def log(self, text: str) -> None:
@@ -69,11 +61,9 @@ class Trace:
                 self.log(self.log_line.format(step=self.step, loss=self.loss, s=took_s))
             self.t = now
             for node in NODES:
-                if node not in self.silent:
-                    self.say("report", node=node)
+                self.say("report", node=node)
             for rank in range(8):
-                if NODES[rank // PER_NODE] not in self.silent:
-                    self._rank(rank)
+                self._rank(rank)
 
     def _rank(self, rank: int) -> None:
         state, cores, util, watts, clock = LOOKS[self.doing[rank]]
@@ -88,6 +78,8 @@ class Trace:
                 state=self.states.get(rank, state),
                 cpu_s=round(cores * self.t + 50, 1),
             )
+        if not self.gpus:
+            return
         held = rank not in self.freed
         self.say(
             "gpu", node=node, gpu=rank % PER_NODE, uuid=f"GPU-{rank}", util=util if held else 0, sm_clock_mhz=clock,
@@ -95,6 +87,5 @@ class Trace:
         )  # fmt: skip
 
     def told(self) -> list[Incident]:
-        data = b"\n".join(json.dumps(line).encode() for line in self.lines)
-        found = replay(io.BytesIO(data).read, Config(), numbered_ids()).incidents
+        found = play(self.lines, every_s=self.every).incidents
         return [each for each in found if each.fired_at is not None and each.inhibited_by is None]

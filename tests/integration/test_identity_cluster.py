@@ -97,7 +97,7 @@ class TlsWatchdog(Watchdog):
             socket.create_connection((self.cluster.controller_address, PORT), timeout=60) as plain,
             context.wrap_socket(plain, server_hostname=NAME) as secure,
         ):
-            secure.sendall(b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n")
+            secure.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             while more := secure.recv(1 << 16):
                 text += more
         return text.decode()

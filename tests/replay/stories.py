@@ -1,4 +1,4 @@
-"""Stories of a training job, told as a trace: what each rank and its GPU do, second by second, with
+"""Stories of a training job, told line by line: what each rank and its GPU do, second by second, with
 consistent counters."""
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from tests.replay.write_traces import JOB, Line
+from slurm_watchdog.replay.player import Outcome
+from tests.builders.told import Line, play
+from tests.replay.scenes import JOB
 
 TRAINS = {"state": "R", "cpu": 1.0, "gpu": {"util": 98, "power_w": 330.0}}
 SPINS = {"state": "R", "cpu": 1.0, "gpu": {"util": 100, "power_w": 105.0}}
@@ -87,6 +89,10 @@ class Story:
         if not self.power:
             del card["power_w"]
         self.say({"kind": "gpu", "node": node, "job_id": JOB, "gpu": rank % self.per_node, "uuid": f"GPU-{rank}", "pids": [pid], **card})  # fmt: skip
+
+    def play(self, config: str = "") -> Outcome:
+        """What is found in it."""
+        return play(sorted(self.lines, key=lambda line: line["t"]), config, self.every_s)
 
     def train(self, steps: int, slower: float = 1.0, batch: int = 512) -> None:
         for _ in range(steps):

@@ -9,7 +9,6 @@ from slurm_watchdog.knowledge.kernel_signatures import USER_TEXT, UserText
 from slurm_watchdog.model.incidents import Incident, Severity
 from slurm_watchdog.replay.player import Outcome
 from tests.builders.forged_kernel_lines import CAPTURES, SAMPLES, forged
-from tests.builders.replayed import play
 from tests.replay.stories import Story
 
 EXCLUDES = [row["line"] for row in yaml.safe_load((CAPTURES / "vendors.yaml").read_text()) if row["exclude"]]
@@ -23,7 +22,7 @@ def after(*lines: str) -> Outcome:
     begin = story.t + 1.0
     story.train(12)
     story.lines += [{"t": begin + 0.01 * n, "kind": "kmsg", "node": "n0", "line": text} for n, text in enumerate(lines)]
-    return play(sorted(story.lines, key=lambda line: line["t"]))
+    return story.play()
 
 
 def of_hardware(found: Outcome) -> list[Incident]:

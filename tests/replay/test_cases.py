@@ -3,29 +3,20 @@ who is named, and that nothing else is told beside it."""
 
 from __future__ import annotations
 
-import io
-import json
 from typing import Any
 
 import pytest
 
-from slurm_watchdog.config.schema import Config
 from slurm_watchdog.model.incidents import Incident
-from slurm_watchdog.replay.player import Outcome, numbered_ids, replay
+from tests.replay.scenes import JOB
 from tests.replay.stories import COMPUTES, SAVES, SPINS, TRAINS, WAITS, Story, few
-from tests.replay.write_traces import JOB
 
 SHAPES = [{"step_s": 10.0}, {"step_s": 105.0, "every_s": 10.0}, {"nodes": 6, "per_node": 8, "every_s": 10.0}]
 
 
-def play(story: Story) -> Outcome:
-    data = b"\n".join(json.dumps(line).encode() for line in story.lines)
-    return replay(io.BytesIO(data).read, Config(), numbered_ids())
-
-
 def told(story: Story) -> list[Incident]:
     """Incidents that fired, or are pending and not explained by another."""
-    found = play(story).incidents
+    found = story.play().incidents
     return [i for i in found if i.fired_at is not None or i.inhibited_by is None]
 
 
@@ -227,4 +218,4 @@ HEALTHY = (
 def test_replay_of_a_healthy_story_reports_nothing(tell: Any, shape: dict[str, Any], power: bool) -> None:
     story = Story(**shape, power=power)
     tell(story)
-    assert [(i.kind, i.state, i.summary) for i in play(story).incidents] == []
+    assert [(i.kind, i.state, i.summary) for i in story.play().incidents] == []

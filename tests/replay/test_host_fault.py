@@ -18,7 +18,6 @@ from slurm_watchdog.model.node_view import NodeView, SeenEvent
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
 from slurm_watchdog.replay.player import Outcome
 from tests.builders.gpu_faults import NOW
-from tests.builders.replayed import play
 from tests.builders.views import cluster, job, slurm_job
 from tests.replay.stories import SPINS, WAITS, Story, few
 
@@ -30,10 +29,6 @@ ACT = "mode: act\npolicy: {cooldown: 0s, budget_percent: 100}\n"
 def with_kernel(story: Story, lines: Iterable[tuple[float, str]], node: str = "n0", begin: float = 0.0) -> None:
     """The story's trace, with lines of the kernel of a node; they are `begin` later than they say."""
     story.lines += [{"t": begin + at, "kind": "kmsg", "node": node, "line": text} for at, text in lines]
-
-
-def told(story: Story, config: str = "") -> Outcome:
-    return play(sorted(story.lines, key=lambda line: line["t"]), config)
 
 
 def of_kind(found: Outcome, kind: str) -> list[Incident]:
@@ -50,7 +45,7 @@ def test_lines_of_a_kernel_become_what_is_reported(case: dict[str, Any]) -> None
         lines += [(n * apart_s + 0.1 * m, text) for n in range(int(for_s / apart_s)) for m, text in enumerate(texts)]
     with_kernel(story, lines, begin=story.t + 1.0)
     story.train(max(6, int(max(at for at, _ in lines) / 10) + 3))
-    found = of_kind(told(story), "host_fault")
+    found = of_kind(story.play(), "host_fault")
     if case["report"] == "nothing":
         assert [each.summary for each in found] == []
         return
@@ -67,7 +62,7 @@ def test_an_uncorrected_error_after_corrected_ones_is_critical() -> None:
     corrected = UE.replace("1 UE", "1 CE")
     with_kernel(story, [*((20.0 * n, corrected) for n in range(40)), (900.0, UE)], begin=story.t)
     story.train(95)
-    fired = [(str(each.severity), each.exclude_nodes) for each in of_kind(told(story), "host_fault")]
+    fired = [(str(each.severity), each.exclude_nodes) for each in of_kind(story.play(), "host_fault")]
     assert fired == [("warning", ()), ("critical", ("n0",))]
 
 
@@ -76,7 +71,7 @@ def test_a_hang_after_an_uncorrected_memory_error_names_it_and_its_restart_avoid
     story.train(14)
     with_kernel(story, [(0.0, UE)], node="n1", begin=story.t + 3.0)
     story.go_on(300, few({5: WAITS}, SPINS))
-    found = told(story, ACT)
+    found = story.play(ACT)
     (hang,) = of_kind(found, "collective_hang")
     (fault,) = of_kind(found, "host_fault")
     assert "probable cause: uncorrected memory error (CPU_SrcID#1_MC#1_Chan#2_DIMM#0) on n1" in hang.summary
@@ -94,7 +89,7 @@ def test_a_hang_names_no_fault_of_another_node_and_none_of_long_ago(node: str, a
     with_kernel(story, [(0.0, UE)], node=node, begin=story.t + after_s)
     story.lines += [{"t": t, "kind": "report", "node": "n9"} for t in range(0, int(story.t) + 300, 10)]
     story.go_on(300, few({5: WAITS}, SPINS))
-    found = told(story, ACT)
+    found = story.play(ACT)
     (hang,) = of_kind(found, "collective_hang")
     assert "probable cause" not in hang.summary
     restart = [each for each in found.decided if each.incident_id == hang.id]
@@ -107,7 +102,7 @@ def test_a_rank_that_dies_of_a_memory_error_is_its_consequence() -> None:
     killed = "Memory failure: 0xb757589: Killing python:280061 due to hardware memory corruption"
     with_kernel(story, [(0.0, UE), (0.1, killed)], begin=story.t + 1.0)
     story.go_on(90, few({3: None}, SPINS))
-    found = told(story)
+    found = story.play()
     (fault,) = of_kind(found, "host_fault")
     assert [(each.inhibited_by, each.fired_at) for each in of_kind(found, "dead_rank")] == [(fault.id, None)]
 
@@ -163,7 +158,7 @@ def test_nothing_is_done_about_it_until_a_site_gives_it_a_ladder(config: str, ve
     story.train(12)
     with_kernel(story, [(0.0, UE)], node="n1", begin=story.t + 1.0)
     story.train(4)
-    found = told(story, config)
+    found = story.play(config)
     (fault,) = of_kind(found, "host_fault")
     decided = [each for each in found.decided if each.incident_id == fault.id]
     assert [(str(each.action), str(each.verdict)) for each in decided] == verdicts

@@ -3,15 +3,11 @@ in, incidents out."""
 
 from __future__ import annotations
 
-import io
-import json
 import re
 from datetime import datetime
 from pathlib import Path
 
-from slurm_watchdog.config.schema import Config
 from slurm_watchdog.model.incidents import Incident
-from slurm_watchdog.replay.player import numbered_ids, replay
 from tests.replay.stories import SPINS, TRAINS, Story
 
 SEEDS = Path(__file__).parents[1] / "captures" / "field" / "seeds"
@@ -23,9 +19,7 @@ def lines(name: str) -> list[str]:
 
 
 def fired(story: Story) -> list[Incident]:
-    data = b"\n".join(json.dumps(line).encode() for line in story.lines)
-    found = replay(io.BytesIO(data).read, Config(), numbered_ids()).incidents
-    return [each for each in found if each.fired_at is not None and each.inhibited_by is None]
+    return [each for each in story.play().incidents if each.fired_at is not None and each.inhibited_by is None]
 
 
 def before(story: Story, first: int, steps: int, text: str) -> None:

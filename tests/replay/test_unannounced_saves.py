@@ -8,7 +8,6 @@ import pytest
 
 from slurm_watchdog.model.incidents import Severity
 from slurm_watchdog.replay.player import Outcome
-from tests.builders.replayed import play
 from tests.replay.stories import SPINS, WAITS, Doing, Story
 
 
@@ -26,7 +25,7 @@ def saves(path: str, seconds: float, call: str = "write") -> Outcome:
 
         story.go_on(seconds, does)
     story.train(20)
-    return play(story.lines)
+    return story.play()
 
 
 @pytest.mark.parametrize("seconds", [70.0, 150.0])

@@ -1,4 +1,4 @@
-"""Traces of kinds that no detector was written for: half of them look ill and are not, and nobody may be
+"""Stories of kinds that no detector was written for: half of them look ill and are not, and nobody may be
 accused in them."""
 
 from __future__ import annotations
@@ -102,25 +102,45 @@ def data_that_comes_in_waves() -> Trace:
     return trace
 
 
-def every_third_report_comes_twice() -> Trace:
-    trace = Trace()
-    trace.go_on(600, steps=True)
-    trace.lines = [line for number, line in enumerate(trace.lines) for _ in range(2 if number % 3 else 1)]
-    return trace
-
-
-def lines_that_come_late_and_out_of_order() -> Trace:
-    trace = Trace()
-    trace.go_on(600, steps=True)
-    trace.lines.sort(key=lambda line: line["t"] + trace.random.uniform(0, 10))
-    return trace
-
-
 def a_mount_that_hangs_and_that_nobody_uses() -> Trace:
     trace = Trace()
     for _ in range(12):
         trace.go_on(50, steps=True)
         trace.say("mount", node=NODES[0], mount="/scratch", responding=False, probe_s=None)
+    return trace
+
+
+def a_launcher_that_starts_all_ranks_anew() -> Trace:
+    """torchrun: one worker fails, all are ended, all are started again, within the same run of the job."""
+    trace = Trace()
+    trace.go_on(300, steps=True)
+    trace.gone = trace.freed = set(EIGHT)
+    trace.go_on(15)
+    trace.gone, trace.freed = set(), set()
+    began, trace.step = trace.t, trace.step - 8
+    trace.doing = dict.fromkeys(EIGHT, "sleeps")
+    trace.go_on(200)
+    trace.doing = dict.fromkeys(EIGHT, "trains")
+    trace.go_on(100, steps=True)
+    change(trace, "proc", lambda line: line.update(pid=line["pid"] + 500), began)
+    change(trace, "gpu", lambda line: line.update(pids=[pid + 500 for pid in line["pids"]]), began)
+    return trace
+
+
+def no_gpus_and_a_rank_that_never_computes() -> Trace:
+    trace = Trace(gpus=False)
+    trace.doing[3] = "sleeps"
+    trace.go_on(300, steps=True)
+    trace.go_on(600)
+    return trace
+
+
+def a_first_step_that_takes_long_to_compute() -> Trace:
+    trace = Trace()
+    trace.every = 60.0
+    trace.doing = {**dict.fromkeys(EIGHT, "sleeps"), 0: "computes"}
+    trace.log("Starting training...")
+    trace.go_on(6000)
     return trace
 
 
@@ -134,8 +154,9 @@ def a_notebook() -> Trace:
 
 WELL = (
     other_clocks_by_design, a_rank_that_only_hands_out_data, an_upload_of_which_nothing_shows, ranks_that_take_turns,
-    experts_that_are_not_balanced, an_evaluation_that_ends_rank_by_rank, data_that_comes_in_waves, every_third_report_comes_twice,
-    lines_that_come_late_and_out_of_order, a_mount_that_hangs_and_that_nobody_uses, a_notebook,
+    experts_that_are_not_balanced, an_evaluation_that_ends_rank_by_rank, data_that_comes_in_waves,
+    a_mount_that_hangs_and_that_nobody_uses, a_notebook,
+    a_launcher_that_starts_all_ranks_anew, no_gpus_and_a_rank_that_never_computes, a_first_step_that_takes_long_to_compute,
 )  # fmt: skip
 
 
@@ -194,3 +215,54 @@ def test_a_stuck_rank_whose_gpu_shows_100_percent_at_the_power_of_rest_is_named(
     )
     (found,) = trace.told()
     assert (found.kind, found.job_ids, [c.rank for c in found.culprits]) == ("collective_hang", (JOB,), [3])
+
+
+@pytest.mark.parametrize(
+    "log", ["step={step} loss={loss}", "step {step} loss {loss} time {s:.2f}s", '{{"step": {step}, "loss": {loss}}}']
+)
+def test_a_loss_that_becomes_nan_is_that_and_no_stall(log: str) -> None:
+    trace = Trace(log)
+    trace.go_on(200, steps=True)
+    trace.loss = "NaN" if log.startswith("{") else "nan"
+    trace.go_on(200, steps=True)
+    assert [each.kind for each in trace.told()] == ["loss_nan"]
+
+
+def test_a_hang_is_found_without_a_line_about_any_gpu() -> None:
+    trace = Trace(gpus=False)
+    trace.go_on(300, steps=True)
+    trace.doing = {**dict.fromkeys(EIGHT, "spins"), 3: "sleeps"}
+    trace.go_on(400)
+    (found,) = trace.told()
+    assert (found.kind, found.actionable) == ("collective_hang", False)
+    assert [(c.node, c.rank) for c in found.culprits] == [("gpu001", 3)]
+
+
+def test_a_run_that_never_makes_its_first_step_is_told_if_nobody_works() -> None:
+    trace = Trace()
+    trace.every = 60.0
+    trace.doing = dict.fromkeys(EIGHT, "sleeps")
+    trace.log("Starting training...")
+    trace.go_on(6000)
+    (found,) = trace.told()
+    assert (found.kind, found.actionable) == ("stalled_progress", False)
+    assert 5400 <= (found.fired_at or 0) <= 5600
+
+
+@pytest.mark.parametrize("every_s", [60, 4000])
+def test_a_rank_that_hangs_in_a_checkpoint_is_found_when_nobody_says_any_more_that_it_is_written(
+    every_s: int,
+) -> None:
+    trace = Trace()
+    trace.go_on(300, steps=True)
+    trace.doing = {**dict.fromkeys(EIGHT, "spins"), 0: "saves"}
+    for second in range(0, 300, 60):
+        if second % every_s == 0:
+            trace.say("checkpoint", node="gpu001", job_id=JOB, step=trace.step, complete=False)
+        trace.go_on(60)
+    trace.doing[0] = "sleeps"
+    trace.go_on(600 if every_s == 60 else 1700)
+    (found,) = trace.told()
+    assert (found.kind, [c.rank for c in found.culprits]) == ("collective_hang", [0])
+    assert found.fired_at is not None
+    assert found.fired_at <= (900 if every_s == 60 else 2200)

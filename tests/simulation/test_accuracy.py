@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Sequence
 
 import pytest
@@ -15,18 +14,12 @@ from tests.accuracy.cases import CASES, Case
 from tests.accuracy.healthy import THINGS, Thing
 from tests.accuracy.logs import FORMATS, HARMLESS, Step, overflow_skip, pulse
 from tests.accuracy.matrix import Healthy, Results, plan, rows, summary, table, write_figures
-from tests.accuracy.run import case_scene, run_case, run_thing, trace_lines
+from tests.accuracy.run import run_case, run_thing
 from tests.accuracy.scene import Expect
 from tests.accuracy.score import Score, names, right_ones
 from tools.docs.evaluation import accuracy
 
 REGRESSIONS: tuple[tuple[str, int, int, str], ...] = (
-    (
-        "case_13_gpu_off_the_bus",
-        0,
-        1,
-        "trace",
-    ),  # an Xid names a PCI address that the trace does not know: its pid tells the GPU
     ("case_05_lingering_gone", 1, 2, "direct"),  # ten seconds are ten seconds, whenever it is looked
     ("healthy_day", 26, 0, ""),  # half of the ten steps after a change paused by chance: that is no change
     ("healthy_long_checkpoint", 68, 0, ""),  # half an hour of writing, and the steps around it, are no stall
@@ -35,23 +28,11 @@ REGRESSIONS: tuple[tuple[str, int, int, str], ...] = (
     ("healthy_maintenance", 1, 0, ""),  # a node that was just given back has no agent yet
     ("healthy_end_of_training", 5, 0, ""),  # ranks that leave one by one while rank 0 saves are not dead
     (
-        "case_04_checkpoint_overdue",
-        0,
-        1,
-        "trace",
-    ),  # a checkpoint that is reported again and again keeps its age
-    (
         "case_18_wedged_teardown",
         0,
         2,
         "direct",
     ),  # a log without an end: the stacks are enough, in two minutes
-    (
-        "case_04_gpu_crash",
-        20,
-        1,
-        "trace",
-    ),  # the rank is gone with the Xid that names it: its GPU is remembered
 )
 """(case or thing, seed, nodes, way): runs in which the matrix once found a defect."""
 
@@ -79,9 +60,9 @@ def test_a_case_is_found_in_time_with_the_right_culprit_and_nothing_else_is_said
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("case", each_of([case for case in CASES if case.by_trace][::4]))
-def test_a_case_is_found_in_a_plain_trace_as_well(case: Case) -> None:
-    result = run_case(case, 2, case.sizes[0], "trace")
+@pytest.mark.parametrize("case", each_of([case for case in CASES if case.by_frames][::4]))
+def test_the_replay_of_a_recorded_case_says_the_same_at_the_same_times(case: Case) -> None:
+    result = run_case(case, 2, case.sizes[0], "replay")
     assert result.perfect, (result, result.command())
 
 
@@ -108,33 +89,9 @@ def test_a_defect_that_the_matrix_found_stays_mended(name: str, seed: int, nodes
 
 def test_one_seed_is_one_run() -> None:
     case = next(each for each in CASES if each.name == "hang_in_a_step")
-    first, again, other = (b"".join(trace_lines(case_scene(case, seed, 2))) for seed in (5, 5, 6))
+    first, again, other = (run_case(case, seed, 2, "direct").said for seed in (5, 5, 6))
     assert first == again
     assert first != other
-
-
-def test_a_trace_holds_nothing_but_what_trace_v1_has() -> None:
-    allowed = {
-        "job": {"job_id", "state", "nodes", "restarts", "name", "user", "batch_host"},
-        "node": {"node", "state"},
-        "report": {"node"},
-        "proc": {"node", "job_id", "rank", "pid", "start", "state", "state_age_s", "wchan", "syscall", "path", "mount", "cpu_s"},
-        "gpu": {"node", "job_id", "gpu", "uuid", "util", "sm_clock_mhz", "power_w", "temp_c", "mem_used_mib", "throttle", "pids"},
-        "log": {"node", "job_id", "stream", "line"},
-        "kmsg": {"node", "line"},
-        "mount": {"node", "mount", "responding", "probe_s"},
-        "checkpoint": {"node", "job_id", "step", "complete"},
-        "fault": {"name", "job_id", "node"},
-    }  # fmt: skip
-    seen = set()
-    for name in ("frozen_filesystem", "gpu_crash", "node_down"):
-        case = next(each for each in CASES if each.name == name)
-        for line in trace_lines(case_scene(case, 0, 2)):
-            record = json.loads(line)
-            kind = record.pop("kind")
-            seen.add(kind)
-            assert set(record) - {"t"} <= allowed[kind], record
-    assert seen >= set(allowed) - {"checkpoint"}
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))

@@ -50,12 +50,12 @@ class Timeline:
         self.now = max(self.now, target)
 
 
-class _Selector(selectors.BaseSelector):
+class _Selector(selectors.SelectSelector):
     """Nothing is ever readable here. Waiting is letting the timeline go on."""
 
     def __init__(self, timeline: Timeline) -> None:
+        super().__init__()
         self._timeline = timeline
-        self._keys: dict[int, selectors.SelectorKey] = {}
         self.ready: Callable[[], bool] = lambda: False
         self.kill = False
         self.kill_after_waits: int | None = None
@@ -64,17 +64,6 @@ class _Selector(selectors.BaseSelector):
         """What the world does until then."""
         self.paused_at = float("inf")
         self.pause: Callable[[], None] = lambda: None
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        fd = fileobj if isinstance(fileobj, int) else fileobj.fileno()
-        self._keys[fd] = selectors.SelectorKey(fileobj, fd, events, data)
-        return self._keys[fd]
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self._keys.pop(fileobj if isinstance(fileobj, int) else fileobj.fileno())
-
-    def get_map(self) -> Any:
-        return self._keys
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if self.kill_after_waits is not None:

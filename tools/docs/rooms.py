@@ -24,7 +24,7 @@ ORDER = (
     "agent",
     "journal", "controller/state", "controller/incidents", "controller/actions/ladder", "controller/policy",
     "notify", "controller/health",
-    "controller/ingest", "slurm", "nodetest", "actuate", "trace", "controller/node_history", "controller/evidence",
+    "controller/ingest", "slurm", "nodetest", "actuate", "recording", "controller/node_history", "controller/evidence",
     "controller/actions", "controller/api", "controller",
     "replay", "doctor", "supervisor", "standalone", "report", "cli",
 )  # fmt: skip

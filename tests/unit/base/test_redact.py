@@ -21,7 +21,6 @@ CAPTURES = [
     *sorted((CAPTURES / "logs").glob("*.txt")),
     *sorted((CAPTURES / "kernel").glob("*.txt")),
     *sorted((CAPTURES / "stacks").glob("*.json")),
-    *sorted((CAPTURES.parent / "replay").glob("*.jsonl")),
 ]
 FRAMES = (
     "{}",

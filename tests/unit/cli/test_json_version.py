@@ -53,7 +53,7 @@ ALONE = {
     "doctor --config": ["{}/config.yaml"],
     "doctor --notify": ["--config", "{}/config.yaml"],
     "group-stacks": ["{}/stacks.txt"],
-    "replay": ["{}/trace.jsonl"],
+    "replay": ["{}/empty.rec"],
     "scan-log": ["{}/train.log"],
     "scan-log --kernel": ["{}/train.log"],
 }
@@ -89,7 +89,7 @@ def files(directory: Path) -> Path:
         ("config.yaml", "mode: observe\n"),
         ("train.sbatch", "#!/bin/bash\n#SBATCH -N2\nsrun python train.py\n"),
         ("stacks.txt", 'Process 4711: python train.py\nThread 4711 (idle): "MainThread"\n    wait (a.py:1)\n'),
-        ("trace.jsonl", '{"type": "trace", "version": 1}\n'),
+        ("empty.rec", ""),
         ("train.log", "step 1\nstep 2\n"),
     ):
         (directory / name).write_text(text)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from slurm_watchdog.base.failure import Failure
+from slurm_watchdog.cli.munge_exchange import MungeExchanges
 from slurm_watchdog.identity.munge_protocol import request_digest
-from slurm_watchdog.wire.munge_exchange import MungeExchanges
 
 MUNGE = "#!/bin/sh\nread -r digest; echo MUNGE:$digest:\n"
 UNMUNGE = """#!/bin/sh

@@ -37,7 +37,7 @@ def started(*arguments: str) -> tuple[set[str], int]:
 def test_the_list_of_commands_loads_none_of_them() -> None:
     places = {
         f"slurm_watchdog.{name}"
-        for name in ("cli.status", "cli.diagnose", "cli.run", "cli.client", "wire.munge_exchange")
+        for name in ("cli.status", "cli.diagnose", "cli.run", "cli.client", "cli.munge_exchange")
     }
     assert started("--help")[0] & (EVERYWHERE | HELP | places) == set()
 
@@ -49,7 +49,7 @@ def test_status_loads_what_it_shows(tmp_path: Path) -> None:
         loaded, _ = started("status", "--socket", str(controller.path))
     finally:
         controller.close()
-    assert loaded & (EVERYWHERE | JUDGES | {"slurm_watchdog.wire.munge_exchange", "subprocess"}) == set()
+    assert loaded & (EVERYWHERE | JUDGES | {"slurm_watchdog.cli.munge_exchange", "subprocess"}) == set()
 
 
 def test_a_short_log_needs_few_of_the_expressions_and_no_detector(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from slurm_watchdog.base.ticking import Clock, plain, ticking
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.replay.player import numbered_ids
 from tests.accuracy.cases import CASES, Case
 from tests.accuracy.drive import Drive
 from tests.accuracy.healthy import THINGS, Thing
@@ -25,11 +24,12 @@ MOST_S = 420.0  # Of simulated time for each.
 
 def judged_twice(scene: Scene) -> JudgedTwice:
     """Each tick of a scene, judged in both ways."""
-    drive = Drive(scene.world, Config(), calm_s=Config().controller.tick)
-    drive.judge = judge = JudgedTwice(drive.config, drive.state, (), numbered_ids(), pytest.fail)
+    drive = Drive(scene.world, Config(), calm_s=Config().controller.tick, judge=JudgedTwice)
     with quiet():
-        drive.run(min(scene.until_s, MOST_S))
-    return judge
+        story = drive.run(min(scene.until_s, MOST_S))
+    assert story.failures == []
+    assert isinstance(drive.judge, JudgedTwice)
+    return drive.judge
 
 
 @pytest.mark.parametrize("case", CASES[::EACH], ids=lambda case: case.key)

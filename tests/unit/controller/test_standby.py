@@ -12,13 +12,14 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.ingest.endpoint import watching_app
 from slurm_watchdog.controller.standby import Standby
 from slurm_watchdog.journal.error import JournalError, NewerRelease
 from slurm_watchdog.journal.lease import Held
-from slurm_watchdog.wire.http_messages import Request
 
 GONE = JournalError("the database at postgresql://db cannot be reached: connection refused")
 
@@ -47,8 +48,14 @@ def fails(error: JournalError) -> Callable[[], bool]:
 
 
 def ask(standby: Standby, path: str) -> tuple[int, str]:
-    answer = standby.answer(Request(method="GET", path=path, authorization="", body=b"", remote="127.0.0.1"))
-    return answer.status, bytes(answer.body).decode()
+    """What its agents' port answers."""
+
+    async def go() -> tuple[int, str]:
+        async with TestClient(TestServer(watching_app(standby._metrics, standby.health))) as client:
+            answer = await client.get(path)
+            return answer.status, await answer.text()
+
+    return asyncio.run(go())
 
 
 @pytest.fixture
@@ -114,22 +121,28 @@ def test_users_on_other_machines_are_told_which_controller_is_the_active_one(
 ) -> None:
     """They got "connection refused" from the machine that their variable names."""
     found: Any = lease
-    ports = [free_port() for _ in range(2)]
-    settings = {"listen": f"127.0.0.1:{ports[0]}", "user_listen": f"127.0.0.1:{ports[1]}", "socket": f"{tmp_path}/s"}
+    ports = [free_port() for _ in range(3)]
+    names = ("listen", "user_listen", "page_listen")
+    settings = {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)} | {
+        "socket": f"{tmp_path}/s"
+    }
     standby = Standby(parse_config(json.dumps({"controller": settings})), found)
     standby.look()
 
     async def go() -> list[tuple[int, str]]:
         doors: list[Any] = []
         await standby._open(doors, None)
-        url = f"http://127.0.0.1:{ports[1]}"
+        asked = [(each, "GET", "/v1/status") for each in ports]
+        asked += [(ports[1], "POST", "/v1/restart"), (ports[1], "GET", "/metrics"), (ports[2], "GET", "/")]
+        said = []
         try:
             async with aiohttp.ClientSession() as client:
-                said = []
-                for method, path in (("GET", "/v1/status"), ("POST", "/v1/restart"), ("GET", "/metrics")):
-                    async with client.request(method, url + path, data=b"{}") as answer:
+                for port, method, path in asked:
+                    async with client.request(method, f"http://127.0.0.1:{port}{path}", data=b"{}") as answer:
                         said.append((answer.status, await answer.text()))
-                return said
+            local = aiohttp.ClientSession(connector=aiohttp.UnixConnector(f"{tmp_path}/s"))
+            async with local as client, client.post("http://localhost/v1/pause", data=b"{}") as answer:
+                return [*said, (answer.status, await answer.text())]
         finally:
             for door in doors:
                 await door.cleanup()

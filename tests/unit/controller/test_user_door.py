@@ -21,10 +21,10 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.base.failure import Failure
+from slurm_watchdog.cli.munge_exchange import MungeExchanges
 from slurm_watchdog.controller.api.asking import UserLookup
 from slurm_watchdog.controller.api.doors import (
     ADDRESS_BURST,
-    ARRIVAL_S,
     BURST,
     MAX_ANSWER,
     MAX_OF_ONE_ADDRESS,
@@ -32,11 +32,10 @@ from slurm_watchdog.controller.api.doors import (
 )
 from slurm_watchdog.controller.incidents.judge import OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
-from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, MungeUnavailable
+from slurm_watchdog.identity.munge_library import BadCredential, Credential, MungeLibrary, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import SealedAnswer, request_digest
 from slurm_watchdog.model.incidents import IncidentState
-from slurm_watchdog.wire.http_server import Server
-from slurm_watchdog.wire.munge_exchange import MungeExchanges
+from slurm_watchdog.wire.port import DEADLINE_S, Port
 from tests.builders.open_doors import MARK, Controller, incident
 
 ANN = pwd.getpwnam("daemon").pw_uid
@@ -45,7 +44,7 @@ BOB = 4321
 
 
 @dataclass
-class Vouching:
+class Vouching(MungeLibrary):
     """In the place of munged: a credential is what it holds, in base64, and is decoded once."""
 
     available: bool = True
@@ -70,9 +69,6 @@ class Vouching:
             raise BadCredential("Invalid credential") from None
         return Credential(uid, 1, to, encrypted, base64.b64decode(payload))
 
-    async def close(self) -> None:
-        pass
-
     async def encode(self, payload: bytes, uid: int) -> str:
         return self.make(os.geteuid(), payload, uid)
 
@@ -96,10 +92,10 @@ def controller(tmp_path: Path) -> Any:
 @contextlib.asynccontextmanager
 async def port_of(
     controller: Any, munge: Vouching, refused: Counter[str] | None = None
-) -> AsyncIterator[tuple[Server, int]]:
+) -> AsyncIterator[tuple[Port, int]]:
     """The door on a free port."""
     counted: Counter[str] = Counter() if refused is None else refused
-    server = UserDoor(controller, munge, munge.encode).server(lambda reason: counted.update((reason,)))
+    server = UserDoor(controller, munge).server(lambda reason: counted.update((reason,)))
     port = await server.start("127.0.0.1", 0, 200)
     try:
         yield server, port
@@ -276,7 +272,7 @@ def test_a_user_whom_the_directory_does_not_find_in_time_comes_again(controller:
         return Person(uid)
 
     async def go() -> tuple[int, str]:
-        server = UserDoor(controller, munge, munge.encode, UserLookup(look_up, deadline_s=0.1)).server()
+        server = UserDoor(controller, munge, UserLookup(look_up, deadline_s=0.1)).server()
         port = await server.start("127.0.0.1", 0, 200)
         try:
             async with aiohttp.ClientSession() as client:
@@ -317,7 +313,7 @@ def test_connections_of_one_address_are_bounded_and_idle_ones_are_closed(control
                 assert await asyncio.wait_for(idle[-1][0].read(1), 20) == b""
             assert refused == {"too_many_of_one_address": 1}
             for each in list(server.connections):
-                each.check(each._since + ARRIVAL_S + 1.0)
+                each.check(each._since + DEADLINE_S + 1.0)
             for reader, writer in idle[:-1]:
                 assert await asyncio.wait_for(reader.read(1), 20) == b""
                 writer.close()
@@ -351,10 +347,10 @@ def test_the_pace_of_an_address_is_taken_before_the_body_of_its_request(controll
 @pytest.mark.parametrize(
     ("said", "status"),
     [
-        (b"GET /v1/status\nX-More:1 HTTP/1.1\r\n\r\n", 401),
-        (b"GET /v1/status HTTP/1.1\r\nAuthorization: a\nb\r\n\r\n", 401),
-        (b"CONNECT /v1/status HTTP/1.1\r\n\r\n", 401),
-        (b"POST /v1/restart HTTP/1.1\r\nContent-Length: 70000\r\n\r\n", 413),
+        (b"GET /v1/status\nX-More:1 HTTP/1.1\r\nHost: x\r\n\r\n", 401),
+        (b"GET /v1/status HTTP/1.1\r\nHost: x\r\nAuthorization: a\nb\r\n\r\n", 400),
+        (b"CONNECT /v1/status HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+        (b"POST /v1/restart HTTP/1.1\r\nHost: x\r\nContent-Length: 70000\r\n\r\n", 413),
     ],
 )
 def test_what_is_no_request_of_a_command_is_refused_at_the_port(controller: Any, said: bytes, status: int) -> None:
@@ -366,7 +362,7 @@ def test_what_is_no_request_of_a_command_is_refused_at_the_port(controller: Any,
             writer.close()
             return answer
 
-    assert asyncio.run(go()).startswith(b"HTTP/1.1 %d " % status)
+    assert b" %d " % status in asyncio.run(go())
 
 
 @pytest.mark.parametrize(

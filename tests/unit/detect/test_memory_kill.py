@@ -16,8 +16,8 @@ from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.node_view import NodeView, SeenEvent, SeenUsage
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent, Resource, Role, Usage
-from slurm_watchdog.parse.kernel_log.file import parse_kernel_line
 from tests.builders.ended_jobs import ended
+from tests.builders.kernel_messages import parse_kernel_line
 from tests.builders.views import cluster, job, process, progress, seen, slurm_job
 
 NOW = 10_000.0

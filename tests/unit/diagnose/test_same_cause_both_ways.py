@@ -3,10 +3,8 @@ lines that agents report: through trace, state, detectors and correlation."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +16,11 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.log_error import detect
 from slurm_watchdog.diagnose.logs.root_cause import Cause, find_cause
+from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Incident, IncidentKind, Severity, Truth
-from slurm_watchdog.replay.player import TracePlayer
-from slurm_watchdog.trace.read import read_moments
-from slurm_watchdog.trace.records import ParseStats
+from slurm_watchdog.replay.player import Outcome, Player
 from tests.builders.failed_logs import SPEAKERS, VERDICTS, Expected
+from tests.builders.told import Told
 
 CASES = {name: (text, expected) for name, text, expected in (*VERDICTS, *SPEAKERS)}
 SLURM_SAYS_S, WAITED_S = 11.0, 30
@@ -93,23 +91,19 @@ def trace_of(text: str, nodes: tuple[str, ...], ranks: int = 0) -> Iterator[dict
         yield from ({"t": at + SLURM_SAYS_S + later, "kind": "report", "node": node} for node in nodes)
 
 
-def played(text: str, nodes: tuple[str, ...], ranks: int = 0) -> tuple[TracePlayer, float]:
-    """(the engine behind the whole run, the time there)."""
-    data = "".join(json.dumps(record) + "\n" for record in trace_of(text, nodes, ranks)).encode()
-    pieces = iter([data])
-    tally, numbers = ParseStats(), count()
-    player = TracePlayer(Config(), tally, lambda: f"i{next(numbers)}", 5.0)
-    flow = list(read_moments(lambda _: next(pieces, b""), tally))
-    for moment in flow:
-        player.play(moment)
-    return player, flow[-1].t
+def played(text: str, nodes: tuple[str, ...], ranks: int = 0) -> tuple[ClusterView, Outcome]:
+    """(what the controller behind the whole run sees, and what it found)."""
+    with Player(Config()) as player:
+        for entry in Told().entries(trace_of(text, nodes, ranks)):
+            player.take(entry)
+        return player.controller.judge.view, player.outcome()
 
 
 def live(text: str, nodes: tuple[str, ...], ranks: int = 0) -> tuple[Cause | None, list[Incident]]:
     """(the cause that was found, the incidents that were opened about errors in the log)."""
-    player, now = played(text, nodes, ranks)
-    runs = [ended.run for ended in player.state.view(now).ended if ended.run is not None]
-    told = [incident for incident in player.outcome().incidents if incident.kind == IncidentKind.LOG_ERROR]
+    view, outcome = played(text, nodes, ranks)
+    runs = [ended.run for ended in view.ended if ended.run is not None]
+    told = [incident for incident in outcome.incidents if incident.kind == IncidentKind.LOG_ERROR]
     return (find_cause(runs[0]) if runs else None), told
 
 
@@ -179,8 +173,7 @@ def test_lines_of_errors_are_not_counted_as_ranks() -> None:
 
 @pytest.mark.parametrize("case", ENDINGS)
 def test_what_run_starts_again_by_itself_is_told_as_what_it_does_not(case: dict[str, Any]) -> None:
-    player, now = played(case["log"], nodes_of(case["log"], None))
-    view = player.state.view(now)
+    view, _ = played(case["log"], nodes_of(case["log"], None))
     again = "its command ended with exit code 1, restarting (1 of 3)"
     started = tuple(replace(each, job=replace(each.job, starts_again=again)) for each in view.ended)
     for last, next_one in zip(

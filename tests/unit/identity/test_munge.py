@@ -7,6 +7,7 @@ import asyncio
 import os
 import socket
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ from slurm_watchdog.agent.delivery.munge_connection import Munge, MungeControlle
 from slurm_watchdog.agent.delivery.sender import Sender, Spool
 from slurm_watchdog.agent.delivery.stream import AuthenticationFailed, Controllers
 from slurm_watchdog.controller.app import uid_of
-from slurm_watchdog.identity.munge_decoder import (
+from slurm_watchdog.identity.munge_library import (
+    MAX_HANGING,
     AgentCredentials,
     AuthenticationError,
     BadCredential,
     Credential,
-    MungeProcess,
+    MungeLibrary,
     MungeUnavailable,
 )
 from slurm_watchdog.identity.munge_protocol import SessionOffer
@@ -46,7 +48,7 @@ def munged_of_this_module() -> Iterator[Munged]:
 
 
 def opened(munged: Munged, agents: frozenset[int] = frozenset({0}), **limits: float) -> dict[str, Any]:
-    return {"identity": AgentCredentials(0, agents, MungeProcess(munged.socket, **limits))}
+    return {"identity": AgentCredentials(0, agents, MungeLibrary(munged.socket, **limits))}
 
 
 @pytest.fixture
@@ -196,7 +198,7 @@ def test_answers_of_somebody_else_are_not_believed(port: Port, munged: Munged) -
 
 
 def credentials() -> AgentCredentials:
-    return AgentCredentials(7, frozenset({0}), MungeProcess("/nonexistent"))
+    return AgentCredentials(7, frozenset({0}), MungeLibrary("/nonexistent"))
 
 
 OFFER = SessionOffer("aa" * 32, "n1", "c" * 32)
@@ -253,11 +255,8 @@ def test_a_munged_that_hangs_holds_up_neither_the_controller_nor_the_agent(munge
 
 
 @needs_munge
-def test_a_client_that_goes_away_does_not_end_the_process_that_decodes(munged: Munged) -> None:
+def test_clients_that_go_away_leave_no_thread_behind(munged: Munged) -> None:
     with listening(**opened(munged)) as port:
-        assert agent(port, by(munged)).report() == "taken"
-        decoder: Any = port.door._identity.decoder  # type: ignore[union-attr]
-        pid = decoder._process.pid
         for _ in range(20):
             credential = by(munged)(b"x")
             with socket.create_connection(("127.0.0.1", port.number), timeout=10) as sock:
@@ -265,16 +264,51 @@ def test_a_client_that_goes_away_does_not_end_the_process_that_decodes(munged: M
                 sock.recv(100)
                 sock.sendall(pack(PROOF, credential.encode()))
         assert agent(port, by(munged), "n2").report("n2") == "taken"
-        assert decoder._process.pid == pid
+        until(lambda: not any(each.name == "munge" for each in threading.enumerate()))
 
 
-def test_without_munge_the_process_says_so_and_is_not_asked_all_the_time() -> None:
+@needs_munge
+def test_a_munged_that_hangs_is_not_asked_by_ever_more_threads(munged: Munged) -> None:
     async def ask() -> None:
-        process = MungeProcess(argv=["sh", "-c", 'echo \'{"failed":"libmunge.so.2: not there"}\''])
+        library = MungeLibrary(munged.socket, deadline_s=0.05, pause_s=0.0)
+        munged.hang()
+        try:
+            for _ in range(3 * MAX_HANGING):
+                with pytest.raises(MungeUnavailable):
+                    await library.decode("MUNGE:AAAA:")
+            assert sum(each.name == "munge" for each in threading.enumerate()) <= MAX_HANGING
+        finally:
+            munged.go_on()
+        until(lambda: not any(each.name == "munge" for each in threading.enumerate()))
+        for _ in range(100):
+            with pytest.raises(BadCredential):
+                await library.decode("MUNGE:AAAA:")
+
+    asyncio.run(ask())
+
+
+def test_without_munge_it_is_said_and_is_not_tried_all_the_time(caplog: pytest.LogCaptureFixture) -> None:
+    async def ask() -> None:
+        library = MungeLibrary(name="libmunge.so.999")
         for _ in range(3):
             with pytest.raises(MungeUnavailable, match="libmunge"):
-                await process.decode("MUNGE:AAAA:")
-        await process.close()
+                await library.decode("MUNGE:AAAA:")
+
+    asyncio.run(ask())
+    assert caplog.text.count("cannot verify") == 1
+
+
+@needs_munge
+def test_what_is_made_for_one_user_is_read_by_him_alone(munged: Munged) -> None:
+    async def ask() -> None:
+        library = MungeLibrary(munged.socket)
+        mine = await library.decode(made := await library.encode(b"a secret", os.geteuid()))
+        assert (mine.uid, mine.restricted_to, mine.encrypted, mine.payload) == (0, 0, True, b"a secret")
+        with pytest.raises(BadCredential) as raised:
+            await library.decode(made)
+        assert raised.value.replayed
+        with pytest.raises(BadCredential, match="Unauthorized"):
+            await library.decode(await library.encode(b"a secret", NOBODY))
 
     asyncio.run(ask())
 
@@ -282,14 +316,12 @@ def test_without_munge_the_process_says_so_and_is_not_asked_all_the_time() -> No
 @needs_munge
 def test_bad_credential_has_another_error_than_an_unavailable_munged(munged: Munged) -> None:
     async def ask() -> None:
-        process = MungeProcess(munged.socket)
+        process = MungeLibrary(munged.socket)
         with pytest.raises(BadCredential):
             await process.decode("MUNGE:AAAA:")
-        await process.close()
-        away = MungeProcess("/nonexistent/socket")
+        away = MungeLibrary("/nonexistent/socket")
         with pytest.raises(MungeUnavailable):
             await away.decode("MUNGE:AAAA:")
-        await away.close()
 
     asyncio.run(ask())
 

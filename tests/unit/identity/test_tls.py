@@ -84,7 +84,7 @@ def test_the_handshake_is_paid_once_for_many_reports(ca: Path, port: Port) -> No
     agent = connection(port, node_files(ca, "n1", time.time()))
     for sequence in range(20):
         assert agent.report("n1", sequence) == "taken"
-    assert port.do(lambda: len(port.server.secured)) == 1
+    assert port.do(lambda: len(port.server.connections)) == 1
     agent.close()
     until(lambda: port.do(lambda: port.server.limits.total) == 0)
 
@@ -129,7 +129,7 @@ def raw(port: Port, context: ssl.SSLContext) -> bytes:
         socket.create_connection(("127.0.0.1", port.number), timeout=10) as sock,
         context.wrap_socket(sock) as secure,
     ):
-        secure.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        secure.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         return secure.recv(100)
 
 
@@ -171,7 +171,7 @@ def test_tls_port_given_no_tls_closes_and_counts(port: Port, said: bytes, reason
             pass
     until(lambda: sum(port.all_refused().values()) == 1)
     assert set(port.all_refused()) <= {reason, "handshake"}
-    until(lambda: not port.server.secured)
+    until(lambda: not port.server.connections)
 
 
 def test_a_controller_s_certificate_is_none_for_a_node_and_a_node_s_none_for_a_controller(
@@ -207,7 +207,7 @@ def test_a_client_s_certificate_reads_metrics_and_speaks_for_no_node(ca: Path, p
         socket.create_connection(("127.0.0.1", port.number), timeout=10) as sock,
         context.wrap_socket(sock, server_hostname="localhost") as secure,
     ):
-        secure.sendall(b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n")
+        secure.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         text = b"".join(iter(lambda: secure.recv(1 << 16), b""))
     assert b"slurm_watchdog_reports_total" in text
     assert b"slurm_watchdog_certificate_expiry_timestamp_seconds" in text
@@ -217,8 +217,8 @@ def test_a_client_s_certificate_reads_metrics_and_speaks_for_no_node(ca: Path, p
 def test_a_handshake_that_does_not_go_on_is_ended(port: Port) -> None:
     with socket.create_connection(("127.0.0.1", port.number), timeout=10) as sock:
         sock.sendall(b"\x16\x03\x01\x02")
-        until(lambda: port.do(lambda: len(port.server.secured)) == 1)
-        port.do(lambda: [each.check(each._since + 11.0) for each in list(port.server.secured)])
+        until(lambda: port.do(lambda: len(port.server.connections)) == 1)
+        port.do(lambda: [each.check(each._since + 11.0) for each in list(port.server.connections)])
         assert sock.recv(100) == b""
     assert port.refused("slow_handshake") == 1
 
@@ -227,11 +227,11 @@ def test_a_handshake_that_waited_for_us_is_not_found_slow(port: Port) -> None:
     """After a restart ten thousand come at once: whoever is refused for that comes again, and so for ever."""
     with socket.create_connection(("127.0.0.1", port.number), timeout=10) as sock:
         sock.sendall(b"\x16\x03\x01\x02")
-        until(lambda: port.do(lambda: len(port.server.secured)) == 1)
-        (since,) = port.do(lambda: [each._since for each in port.server.secured])
+        until(lambda: port.do(lambda: len(port.server.connections)) == 1)
+        (since,) = port.do(lambda: [each._since for each in port.server.connections])
 
         def look(now: float) -> None:
-            for each in list(port.server.secured):
+            for each in list(port.server.connections):
                 each.check(now)
 
         port.do(lambda: port.server.record_lag(since - 1.0, 60.0))  # before its time: no excuse
@@ -261,13 +261,13 @@ def test_a_kept_connection_ends_with_its_certificate(ca: Path, port: Port) -> No
     assert agent.report("n1") == "taken"
 
     def expire() -> None:
-        (kept,) = port.server.secured
+        (kept,) = port.server.connections
         kept._expires_at = time.time() - 1
         kept.check(0.0)
 
     port.do(expire)
     assert port.refused("expired") == 1
-    until(lambda: not port.server.secured)
+    until(lambda: not port.server.connections)
 
 
 def test_renewed_certificates_are_taken_over_by_both_ends_without_a_restart(ca: Path, tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_renewed_certificates_are_taken_over_by_both_ends_without_a_restart(ca: 
     with listening(identity=context) as port:
         agent = connection(port, files)
         assert agent.report("n5") == "taken"
-        (first,) = port.do(lambda: set(port.server.secured))
+        (first,) = port.do(lambda: set(port.server.connections))
         before = agent.controller.certificates["own"], context.expires["own"]
         issue(ca, "controller", "localhost", time.time(), 500, ("127.0.0.1",))
         renewed = controller_files(ca)
@@ -288,7 +288,7 @@ def test_renewed_certificates_are_taken_over_by_both_ends_without_a_restart(ca: 
         node_files(ca, "n5", time.time() + 2, 30)
         agent.controller.recheck_files()
         assert agent.report("n5", 3) == "taken"
-        assert port.do(lambda: first not in port.server.secured)
+        assert port.do(lambda: first not in port.server.connections)
         assert agent.controller.certificates["own"] > before[0]
         assert context.expires["own"] > before[1]
         agent.close()
@@ -320,7 +320,7 @@ def test_another_authority_sends_everybody_away_who_came_by_the_old_one(ca: Path
         other = make_authority(tmp_path / "other", time.time())
         replace_files(TlsFiles(str(place), "controller"), controller_files(other))
         port.do(port.server.refresh)
-        until(lambda: not port.server.secured)
+        until(lambda: not port.server.connections)
         with pytest.raises(OSError):
             agent.report("n1", 2)
         assert len(port.reports) == 1
@@ -478,7 +478,7 @@ def test_a_certificate_that_was_revoked_is_refused_and_its_kept_connection_ended
             revoke(ca, name)
             shutil.copy(ca / "ca.crl", ca / "controllers" / "localhost" / "ca.crl")
             port.do(port.server.refresh)
-        until(lambda: not port.server.secured)
+        until(lambda: not port.server.connections)
         good.close()
         stolen.close()
         with pytest.raises(ssl.SSLError) as raised:

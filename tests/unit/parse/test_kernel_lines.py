@@ -9,7 +9,7 @@ import pytest
 from slurm_watchdog.knowledge.entries import DATA, parse_entries, parts_of
 from slurm_watchdog.knowledge.kernel_signatures import SIGNATURES, USER_TEXT, Signature, UserText
 from slurm_watchdog.model.observations import FaultSeverity
-from slurm_watchdog.parse.kernel_log.file import parse_kernel_line, parse_record, readable, split_line
+from slurm_watchdog.parse.kernel_log.file import parse_record, readable, split_line
 from slurm_watchdog.parse.kernel_log.line import (
     FREE_GATES,
     MAX_LINE,
@@ -18,6 +18,7 @@ from slurm_watchdog.parse.kernel_log.line import (
     parse_message,
 )
 from tests.builders.forged_kernel_lines import SAMPLES, Case, captured, fields_of, forgeries, signature_cases
+from tests.builders.kernel_messages import parse_kernel_line
 
 PCI = parts_of(parse_entries((DATA / "kernel_signatures.conf").read_text(), "")[0])["PCI"]
 

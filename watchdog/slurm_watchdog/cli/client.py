@@ -18,12 +18,11 @@ import msgspec
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.failure import Failure
 from slurm_watchdog.cli import options
+from slurm_watchdog.cli.http_request import ask_once, error_text
 from slurm_watchdog.cli.options import Asked, ClientError, Refusal, warn
 from slurm_watchdog.model.documents import Explanation
 from slurm_watchdog.report.words import moment
 from slurm_watchdog.standalone.own_runs import OwnRun, ended_runs, home_directory, is_absent, running_runs, state_home
-from slurm_watchdog.wire.http_client import ask_once
-from slurm_watchdog.wire.http_messages import error_text
 
 T = TypeVar("T")
 Exchange = Callable[[str, str, bytes], tuple[int, str, bytes]]  # (method, target, body) to (status, its words, body).
@@ -54,7 +53,7 @@ class Client:
         self.path = path
         self._deadline_s = deadline_s
         if exchange is None and path.startswith("munge://"):
-            from slurm_watchdog.wire.munge_exchange import MungeExchanges
+            from slurm_watchdog.cli.munge_exchange import MungeExchanges
 
             with told():
                 exchange = MungeExchanges(path, deadline_s)
@@ -92,12 +91,12 @@ class Client:
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.settimeout(self._deadline_s)
                 sock.connect(self.path)
-                answer = ask_once(sock, method, "localhost", target, body, {}, MAX_BYTES, end)
+                answer = ask_once(sock, method, "localhost", target, body, "", MAX_BYTES, end)
         except OSError as error:
             raise self._failed(error) from error
-        if len(answer.body) > MAX_BYTES:
+        if len(answer[2]) > MAX_BYTES:
             raise ClientError(f"The controller's answer to {method} {target} exceeds {MAX_BYTES} bytes.", f"S{_LOG}")
-        return answer.status, answer.reason, answer.body
+        return answer
 
     def _failed(self, error: OSError) -> ClientError:
         """What went wrong on the socket, and what to look at."""

@@ -1,4 +1,4 @@
-"""`slurm-watchdog replay`: what the watchdog would have said and done about a trace."""
+"""`slurm-watchdog replay`: what the watchdog would have said and done about a recording."""
 
 from __future__ import annotations
 
@@ -14,33 +14,31 @@ from slurm_watchdog.cli.terminal import show
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.health.views import shown
 from slurm_watchdog.parse.text_input import Unreadable, opened
-from slurm_watchdog.replay.player import Outcome, numbered_ids
+from slurm_watchdog.replay.player import NoRecording, Outcome
 from slurm_watchdog.replay.player import replay as play
+from slurm_watchdog.replay.stand_ins import numbered_ids
 from slurm_watchdog.report.story import named
 
-DATED_FROM = 1e8
-"""A clock that says more than three years is a date (seconds since 1970); anything less counts from the
-trace's own start."""
-MUCH_SKIPPED = 0.1  # Where this share of a trace was skipped, nothing found says nothing.
+MUCH_SKIPPED = 0.1  # Where this share of a recording was skipped, nothing found says nothing.
 
 
-@command("traces TRACE…", "--config F  Configuration file. [default: every setting's default]", KNOWLEDGE, JSON)
-def replay(asked: Asked, traces: tuple[str, ...]) -> Answer:
-    """Reads traces (*trace v1*, plain or gzip; `-` is standard input), each alone; says what would have been found and
-    done. It asks neither Slurm nor a controller, and takes no action. Exit code 0 nothing found, 1 something found,
-    2 a trace cannot be read, or nothing was found and a tenth of its lines or more was skipped.
+@command("recordings RECORDING…", "--config F  Configuration file. [default: every setting's default]", KNOWLEDGE, JSON)
+def replay(asked: Asked, recordings: tuple[str, ...]) -> Answer:
+    """Reads recordings (plain or packed; `-` is standard input), each alone; says what would have been found and done.
+    It asks neither Slurm nor a controller, and takes no action. Exit code 0 nothing found, 1 something found,
+    2 a recording cannot be read, or nothing was found and a tenth of its entries or more was skipped.
 
     \b
     Example:
-      slurm-watchdog replay /var/tmp/today.jsonl     written by: slurm-watchdog controller --record /var/tmp/today.jsonl
+      slurm-watchdog replay /var/tmp/today.rec     written by: slurm-watchdog controller --record /var/tmp/today.rec
     """
     config = configured(asked.config) or Config()
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
+    logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(message)s")
     new_id = numbered_ids()
-    found = [(path, outcome) for path in traces if (outcome := _replay_one(path, config, new_id)) is not None]
+    found = [(path, outcome) for path in recordings if (outcome := _replay_one(path, config, new_id)) is not None]
     rows = [
-        msgspec.to_builtins(shown(each, lambda _: True, outcome.decisions[each.id], ()))
-        | ({"trace": path} if len(traces) > 1 else {})
+        msgspec.to_builtins(shown(each, lambda _: True, outcome.decisions(each), ()))
+        | ({"trace": path} if len(recordings) > 1 else {})
         for path, outcome in found
         for each in outcome.incidents
     ]
@@ -48,17 +46,17 @@ def replay(asked: Asked, traces: tuple[str, ...]) -> Answer:
     blind = [
         path
         for path, outcome in found
-        if path not in fired and outcome.tally.skipped_lines >= MUCH_SKIPPED * outcome.tally.lines
+        if path not in fired and outcome.tally.skipped_entries >= MUCH_SKIPPED * outcome.tally.entries
     ]
 
     def show_all() -> None:
         for path, outcome in found:
-            decided = [(each, outcome.decisions[each.id]) for each in outcome.incidents]
-            show("replay", name=_name(path), tally=outcome.tally, found=decided, named=named, dated_from=DATED_FROM)
+            decided = [(each, outcome.decisions(each)) for each in outcome.incidents]
+            show("replay", name=_name(path), tally=outcome.tally, found=decided, named=named)
 
     for path in blind:
         warn(f"{_name(path)}: too much was skipped to say that nothing is wrong.")
-    return Answer({"incidents": rows}, show_all, EXIT_USAGE if blind or len(found) < len(traces) else bool(fired))
+    return Answer({"incidents": rows}, show_all, EXIT_USAGE if blind or len(found) < len(recordings) else bool(fired))
 
 
 def _name(path: str) -> str:
@@ -66,12 +64,12 @@ def _name(path: str) -> str:
 
 
 def _replay_one(path: str, config: Config, new_id: Callable[[], str]) -> Outcome | None:
-    """The outcome of one trace; None, after a warning, if it cannot be read or holds no trace."""
+    """The outcome of one recording; None, after a warning, if it cannot be read or is none."""
     try:
         with opened(path) as file:
             outcome = play(file.read1, config, new_id)
-    except Unreadable as error:
-        warn(error)
+    except (Unreadable, NoRecording) as error:
+        warn(error if isinstance(error, Unreadable) else f"{_name(path)} {error}")
         return None
     except Exception as error:  # zlib.error is no OSError, and zlib may be missing from a Python
         if not isinstance(error, EOFError | ValueError) and type(error).__module__ != "zlib":
@@ -79,12 +77,8 @@ def _replay_one(path: str, config: Config, new_id: Callable[[], str]) -> Outcome
         todo = "what is whole of it: zcat FILE | slurm-watchdog replay -"
         warn(f"{_name(path)} cannot be read to its end ({error}); {todo}")
         return None
-    tally = outcome.tally
-    skipped = [f"{plural(tally.skipped_lines, 'line')} of {tally.lines} skipped in all."] if tally.skipped else []
-    for text in (*tally.sentences(), *(skipped if tally.used else [])):
-        warn(f"{_name(path)}: {text}")
-    if tally.used:
-        return outcome
-    what = "holds no line of a trace" if tally.lines else "is empty"
-    warn(f"{_name(path)} {what}; a trace has one JSON object a line, in UTF-8, as `controller --record FILE` writes it")
-    return None
+    for why, times in outcome.tally.skipped.items():
+        warn(f"{_name(path)}: {plural(times, 'entry', 'entries')} skipped: {why}")
+    if outcome.differs:
+        warn(f"{_name(path)} was recorded with other settings: {', '.join(outcome.differs)}")
+    return outcome

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import uvloop
-from aiohttp import web
 
 from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
@@ -22,22 +21,16 @@ from slurm_watchdog.base.text import one_line
 from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
-from slurm_watchdog.controller.api.doors import UserDoor, make_app, open_socket
+from slurm_watchdog.controller.api.asking import MAX_BODY_BYTES
+from slurm_watchdog.controller.api.doors import MAX_OF_PAGE, UserDoor, few, local_port, open_socket
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.controller import Controller, Outside
 from slurm_watchdog.controller.evidence.reach import SlurmdPort
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import Identity, OwnUser, ReportEndpoint, read_page_token
 from slurm_watchdog.controller.node_history.node_tests import tester_of
-from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.standby import RESTART, Standby, await_signals
-from slurm_watchdog.identity.munge_decoder import (
-    AgentCredentials,
-    BadCredential,
-    MungeProcess,
-    MungeUnavailable,
-    encode_with_munge,
-)
+from slurm_watchdog.identity.munge_library import AgentCredentials, BadCredential, MungeLibrary, MungeUnavailable
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.journal.database import Database, address_of
@@ -46,11 +39,13 @@ from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.lease import Alone, Lease
 from slurm_watchdog.notify.dispatcher import Notifier, make_notifier
 from slurm_watchdog.notify.programs import SendFailed, post_json, read_url
+from slurm_watchdog.recording.entries import FRAME
+from slurm_watchdog.recording.recorder import Recorder
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import ALWAYS, Right
 from slurm_watchdog.slurm.pyslurm_client import make_client
-from slurm_watchdog.wire.http_server import Server
+from slurm_watchdog.wire.port import Port
 
 log = logging.getLogger(__name__)
 
@@ -82,22 +77,20 @@ async def open_munge(config: Config) -> AgentCredentials:
         log.warning(
             "there is no user %s here: only root's agents are believed (security.agent_user)", security.agent_user
         )
-    process = MungeProcess(security.munge_socket)
+    munge = MungeLibrary(security.munge_socket)
     try:
-        await process.decode(NO_CREDENTIAL)
+        await munge.decode(NO_CREDENTIAL)
     except BadCredential:
         pass
     except MungeUnavailable as error:
         if "libmunge" in str(error):
-            await process.close()
             raise IdentityError(
                 f"nodes prove themselves by MUNGE, and {error}: install munge, or set security.tls_directory"
             ) from error
         log.error("MUNGE does not answer (%s): no agent can prove itself until it does", error)
-    return AgentCredentials(own, frozenset({0} if agents is None else {0, agents}), process)
+    return AgentCredentials(own, frozenset({0} if agents is None else {0, agents}), munge)
 
 
-BACKLOG = 4096  # Connections that wait to be accepted: after a restart all come. The kernel takes somaxconn, if less.
 RESERVATIONS_EVERY_S = 60.0  # Maintenance is announced hours before; who becomes an operator has a minute's patience.
 COLLECT_AFTER = (50_000, 20, 50)
 """Objects and rounds between two runs of the collector of cycles (700, 10, 10 by default): each full run
@@ -109,7 +102,7 @@ def run_controller(
     config: Config, *, once: bool = False, record: str | None = None, config_file: str | None = None
 ) -> int:
     """Runs the controller until SIGTERM or SIGINT; with `once` for one look at Slurm and one tick. Everything that it
-    takes over is appended to the file `record` as a trace. At SIGHUP `config_file` is read again. Returns the exit
+    takes over is appended to the file `record`. At SIGHUP `config_file` is read again. Returns the exit
     code: 0; after saying why, 2 when it can't start like this, 1 when it could not start now, which may pass (systemd
     tries again then, and only then); RESTART when it is to start with a new configuration."""
     put_in_force(config.site_texts)
@@ -133,7 +126,7 @@ def run_controller(
             if code is not None:
                 return code
         journal = Journal(url, partial(Database, check=None if lease is None else lease.check))
-        recorder = None if record is None else Recorder(record, clock.wall() - clock.monotonic())
+        recorder = None if record is None else Recorder(record)
         serving = _serve(config, journal, page_token, recorder, lease, once=once, config_file=config_file)
     except (ValueError, JournalError, OSError, IdentityError) as error:
         log.error("the controller cannot start: %s", error)
@@ -216,7 +209,7 @@ async def _serve(
         )
         return 0 if good else 1
     stop, restart = await_signals(config_file, config)
-    runners: list[Server | web.AppRunner] = []
+    runners: list[Port] = []
     try:
         runners = await open_doors(controller, page_token, await open_identity(config), is_active)
     except (OSError, IdentityError) as error:
@@ -291,7 +284,7 @@ async def open_identity(config: Config) -> Identity:
 
 async def open_doors(
     controller: Controller, page_token: str, identity: Identity, is_active: Callable[[], bool] = lambda: True
-) -> list[Server | web.AppRunner]:
+) -> list[Port]:
     """The port for agents and Prometheus, the local socket for the commands, and the page. Raises OSError,
     IdentityError. With an OwnUser as `identity` agents come by his socket, and there is no port for them."""
     config = controller.config
@@ -307,41 +300,30 @@ async def open_doors(
         knows_nodes=lambda: state.slurm_at is not None,
         is_active=is_active,
         commands=controller.commands,
+        record=lambda frame: controller.record(FRAME, frame),
     )
-    agents = door.server()
-    if isinstance(identity, OwnUser):
-        await agents.start_unix(identity.socket, BACKLOG)
-    else:
-        host, port = split_address(config.controller.listen)
-        await agents.start(host, port, BACKLOG)
-    local = web.AppRunner(make_app(controller), access_log=None)
-    await local.setup()
+    agents, address = door.server(), split_address(config.controller.listen)
+    await (agents.start_unix(identity.socket) if isinstance(identity, OwnUser) else agents.start(*address))
+
+    def count(reason: str) -> None:
+        controller.metrics.refused_connections.labels(reason).inc()
+
+    local = local_port(controller, count)
     await open_socket(local, config.controller.socket, config.controller.socket_group)
-    doors: list[Server | web.AppRunner] = [agents, local]
+    doors = [agents, local]
     if config.controller.user_listen and not own:
-        doors.append(await open_user_door(controller))
+        doors.append(UserDoor(controller, MungeLibrary(config.security.munge_socket)).server(count))
+        await doors[-1].start(*split_address(config.controller.user_listen))
     if config.controller.page_listen:
-        page = web.AppRunner(make_page(controller, page_token), access_log=None)
-        await page.setup()
-        host, port = split_address(config.controller.page_listen)
+        page = Port(
+            make_page(controller, page_token), MAX_BODY_BYTES, count=count, limits=few(MAX_OF_PAGE, by_address=False)
+        )
         try:
-            await web.TCPSite(page, host, port).start()
+            await page.start(*split_address(config.controller.page_listen))
+            doors.append(page)
         except OSError as error:
             log.error("the page on %s is not served, all else is: %s", config.controller.page_listen, error)
-        doors.append(page)
     return doors
-
-
-async def open_user_door(controller: Controller) -> Server:
-    """The port for users on other machines. Raises OSError."""
-    munge = controller.config.security.munge_socket
-    decoder = MungeProcess(munge)
-    door = UserDoor(controller, decoder, lambda payload, uid: encode_with_munge(payload, uid, munge))
-    refused = controller.metrics.refused_connections
-    server = door.server(lambda reason: refused.labels(reason).inc())
-    host, port = split_address(controller.config.controller.user_listen)
-    await server.start(host, port, BACKLOG)
-    return server
 
 
 async def _every(interval_s: float, work: Callable[[], Awaitable[object]], stop: asyncio.Event) -> None:

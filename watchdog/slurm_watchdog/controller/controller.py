@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
 from msgspec.structs import replace
 
+from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.capped import Shortage
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.decider import Decider
 from slurm_watchdog.controller.actions.decision_inputs import CHUNK, DecisionPorts
@@ -34,7 +36,6 @@ from slurm_watchdog.controller.node_history.ledger import NodeLedger
 from slurm_watchdog.controller.node_history.node_tests import Tester
 from slurm_watchdog.controller.policy.decision import why_blind
 from slurm_watchdog.controller.policy.rules import mode_words
-from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.run_records import RunRecords
 from slurm_watchdog.controller.slow_nodes import SlowNodes
 from slurm_watchdog.controller.state.cluster import ClusterState
@@ -44,8 +45,9 @@ from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.notify.dispatcher import IncidentSources, Notifier
+from slurm_watchdog.recording import entries
+from slurm_watchdog.recording.recorder import Recorder
 from slurm_watchdog.slurm.client import SlurmClient, SlurmUnavailable
-from slurm_watchdog.trace import records
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +56,13 @@ PAUSE_FACTOR = 5.0  # So many ticks (and 5 s) between two of them mean that the 
 
 @dataclass(frozen=True)
 class Outside:
-    """What is asked of others than Slurm and the agents; as it is here nothing is."""
+    """What is asked of others than Slurm and the agents, and who acts; as it is here nothing is asked."""
 
     answers: Answers = nobody_knows  # Asks whether a machine is there.
     tester: Tester | None = None  # Tests nodes; None: not here.
+    commands: Callable[[], CommandQueue] = CommandQueue
+    actions: Callable[[Tools], Actions] = Actions
+    new_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12]  # Of an incident.
 
 
 NOTHING_OUTSIDE = Outside()
@@ -86,7 +91,7 @@ class Controller:
         self.notifier = notifier
         self.personal = False  # A `run` or `attach`, whose agents are their own user's.
         self.metrics = metrics
-        self.commands = CommandQueue()
+        self.commands = outside.commands()
         self.state = ClusterState(
             silent_after_s=config.controller.agent_silent_after,
             report_lifetime_s=config.report_lifetime_s,
@@ -98,6 +103,8 @@ class Controller:
         self.controller_id = uuid.uuid4().hex
         self.started_at = clock.wall()
         self.started_mono = clock.monotonic()
+        if recorder is not None:
+            self._begin_recording()
         self.warm_up_began = self.started_mono
         self.last_tick: float | None = None  # When a tick was last completed.
         self._last_began: float | None = None
@@ -128,7 +135,7 @@ class Controller:
         self.slow_nodes = SlowNodes(settings, self.ledger.record, clock.wall, self.ledger.events)
         self.runs = RunRecords(journal, self.writer, self.started_mono, self.started_at)
         self.judge = Judge(
-            config, self.state, left_open, lambda: uuid.uuid4().hex[:12], metrics.detector_failed, hangs,
+            config, self.state, left_open, outside.new_id, metrics.detector_failed, hangs,
             self._paths.patience_s,
         )  # fmt: skip
         self.judge.suspects, self.judge.searches = self.ledger.suspects, self.slow_nodes.all
@@ -141,7 +148,7 @@ class Controller:
             journal, self.writer, notifier, metrics, self.judge, self.state, self.collector, chunk, self.ledger,
             self._record_request,
         )  # fmt: skip
-        self.actions = Actions(
+        self.actions = outside.actions(
             Tools(
                 config=config,
                 journal=journal,
@@ -171,6 +178,7 @@ class Controller:
                 executor=self.actions,
                 news=self.news,
                 blind=self.blind,
+                new_incident_id=outside.new_id,
             ),
             chunk,
         )
@@ -202,8 +210,6 @@ class Controller:
             self.ledger.note_report(report)
         if self.state.dropped > dropped:
             self.metrics.reports.labels("wrong_job").inc()
-        if self.recorder is not None and outcome == "accepted":
-            self.recorder.record(report, now)
         for result in report.results:
             self.commands.resolve(result)
         return Reply(
@@ -219,6 +225,11 @@ class Controller:
             closely=report.node in self.commands.close or report.node in self.state.unsure_of,
         )
 
+    def record(self, kind: bytes, body: bytes | Struct = b"") -> None:
+        """What comes in at this moment, for a recording, if there is one."""
+        if self.recorder is not None:
+            self.recorder.record(kind, body)
+
     async def read_slurm(self) -> None:
         """One listing of jobs and nodes. No answer changes nothing and is said."""
         try:
@@ -229,6 +240,7 @@ class Controller:
                 log.warning("%s: %s", what, error)
             self.slurm_error = str(error)
             self.state.slurm_problem = error.reason if error.answered else ""
+            self.record(entries.NO_ANSWER, entries.NoAnswer(reason=error.reason, answered=error.answered))
             return
         if self.slurm_error is not None:
             log.info("Slurm answers again")
@@ -237,8 +249,7 @@ class Controller:
         self._unreadable.count(view)
         self.state.apply_slurm(view, now, clock.wall())
         self.ledger.note_drains(view.nodes)
-        if self.recorder is not None:
-            self.recorder.record(view, now)
+        self.record(entries.LISTING, view)
 
     def slurm_notes(self) -> list[str]:
         """What people should know of how Slurm is seen: less than everything, in another way, or not for long."""
@@ -285,7 +296,9 @@ class Controller:
             self.warm_up_began = now
         with self.metrics.tick_duration.time():
             self.writer.catch_up()
-            self._record_itself(now)
+            if self.recorder is not None:
+                self._record_itself()
+            self.record(entries.TICK)
             findings = self.judge.detect(now)
             self.evidence.serve(findings, now)
             self.reach.serve(self.judge.view)
@@ -317,34 +330,35 @@ class Controller:
             self._newest = self.health(tick_age_s=None if self.last_tick is None else 0.0)
         return self._newest
 
-    def _record_itself(self, now: float) -> None:
-        """What decisions depend on and neither a report nor a listing says, as this tick begins."""
-        if self.recorder is None:
-            return
+    def _record_itself(self) -> None:
+        """What decisions depend on and neither a report nor a listing says, at this moment."""
         paused, drained, problem = None, 0, self.journal_error
         try:
             paused, drained = self.journal.paused(), len(self.journal.node_entries("drained"))
         except JournalError as error:
             problem = str(error)
         self._record(
-            records.Controller(
-                t=records.UNDATED,
+            entries.State(
                 paused=None if paused is None else paused[0],
                 journal_error=problem,
-                slurm_problem=self.state.slurm_problem,
-                warming_s=self._warming_s(now),
-                acting=self.actions.subjects(),
+                acting=tuple(self.actions.subjects()),
                 drained=drained,
             )
         )
 
-    def _record(self, what: records.Own) -> None:
-        if self.recorder is not None:
-            self.recorder.record(what, clock.monotonic())
+    def _record(self, what: entries.Own) -> None:
+        self.record(entries.OWN, what)
 
-    def _record_request(self, asked: records.Asked) -> None:
-        self._record_itself(clock.monotonic())  # someone may have paused it since the last tick
+    def _record_request(self, asked: entries.Request) -> None:
+        self._record_itself()  # someone may have paused it since the last tick
         self._record(asked)
+
+    def _begin_recording(self) -> None:
+        cluster, settings = self.config.cluster_name, entries.settings_of(self.config)
+        self.record(entries.BEGIN, entries.Begin(release=__version__, cluster=cluster, settings=settings))
+        self.commands.on_ask = lambda node, command: self.record(
+            entries.COMMAND, entries.Asked(node=node, command=command)
+        )
 
     @property
     def journal_error(self) -> str | None:

@@ -21,7 +21,7 @@ from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.actions import Action, ActionRun, Decision
 from slurm_watchdog.model.incidents import Incident, IncidentState
 from slurm_watchdog.notify.dispatcher import Notifier
-from slurm_watchdog.trace.records import Asked
+from slurm_watchdog.recording.entries import Request
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class IncidentNews:
     collector: Collector
     chunk: int
     ledger: NodeLedger
-    record_request: Callable[[Asked], None]  # Writes an operator's request into the recording, if there is one.
+    record_request: Callable[[Request], None]  # Writes an operator's request into the recording, if there is one.
 
     def report(self, changes: Iterable[IncidentChange], now: float) -> Iterator[None]:
         """All that has changed in this tick, in pieces."""
@@ -132,7 +132,7 @@ class IncidentNews:
         """Opens the incident of a person's request, which no detector finds. It is in the journal already."""
         self.judge.add(incident)
 
-    def requested(self, incident: Incident, request: Asked) -> None:
+    def requested(self, incident: Incident, request: Request) -> None:
         """A person has asked for a restart."""
         self.record_request(request)
         self.writer.add_note(incident, incident.summary)

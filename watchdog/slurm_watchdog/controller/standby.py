@@ -17,7 +17,6 @@ import sys
 from math import nan
 from typing import NoReturn
 
-import msgspec
 from aiohttp import web
 from msgspec.structs import replace
 
@@ -28,16 +27,15 @@ from slurm_watchdog.base.loop import HANDLED_SIGNALS, sd_notify
 from slurm_watchdog.config.loading import ConfigError, load_config
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
-from slurm_watchdog.controller.api.doors import make_refusing_server, open_socket
+from slurm_watchdog.controller.api.doors import few, open_socket
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.controller.ingest.endpoint import FRAME_DEADLINE_S, MAX_SMALL, StandbyDoor, read_page_token
+from slurm_watchdog.controller.ingest.endpoint import MAX_SMALL, StandbyDoor, read_page_token, watching_app
 from slurm_watchdog.identity.munge_protocol import STANDBY
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context, make_context
 from slurm_watchdog.journal.error import JournalError, NewerRelease
 from slurm_watchdog.journal.lease import Held, Lease
-from slurm_watchdog.wire.http_messages import Answer, Head, Request, refusal
-from slurm_watchdog.wire.http_server import Server
+from slurm_watchdog.wire.port import Port
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +117,6 @@ def restart_process() -> NoReturn:
 
 
 LOOK_EVERY_S = 0.5  # Of the 10 s within which it takes over, those in which it does not know that it may.
-BACKLOG = 4096
 NOT_KNOWN = Held(0, "", nan)  # Of the active one, before the database was asked, and while it does not answer.
 
 
@@ -146,7 +143,7 @@ class Standby:
         """True: the lease is ours. False: a signal asked for the end; None: for a restart with another
         configuration, which `config_file` holds. Raises OSError if a door can't be opened."""
         stop, restart = await_signals(config_file, self._config)
-        doors: list[Server | web.AppRunner] = []
+        doors: list[Port] = []
         try:
             await self._open(doors, tls)
             while not stop.is_set():
@@ -187,47 +184,42 @@ class Standby:
             log.warning("%s", self.sentence())
         return taken
 
-    async def _open(self, doors: list[Server | web.AppRunner], tls: Context | None) -> None:
+    async def _open(self, doors: list[Port], tls: Context | None) -> None:
         config = self._config.controller
-        door = StandbyDoor(self._metrics, self.sentence)
-        agents = Server(self.answer, self.admit, self._refuse, MAX_SMALL, FRAME_DEADLINE_S, tls=tls, streams=door)
-        host, port = split_address(config.listen)
-        await agents.start(host, port, BACKLOG)
+        metrics, door = self._metrics, StandbyDoor(self._metrics, self.sentence)
+
+        def count(outcome: str) -> None:
+            metrics.reports.labels(outcome).inc()
+
+        agents = Port(
+            watching_app(metrics, self.health), MAX_SMALL, admit=self.admit, refused=count, tls=tls, streams=door
+        )
+        await agents.start(*split_address(config.listen))
         doors.append(agents)
-        app = web.Application()
-        app.router.add_route("*", "/{any:.*}", self._say)
-        local = web.AppRunner(app, access_log=None)
-        await local.setup()
+        local = Port(web.Application(), 0, admit=self.refuse, limits=few())
         doors.append(local)
         await open_socket(local, config.socket, config.socket_group)
-        if config.page_listen:
+        for name, address in (("page_listen", config.page_listen), ("user_listen", config.user_listen)):
+            if not address:
+                continue
             try:
-                await web.TCPSite(local, *split_address(config.page_listen)).start()
+                other = Port(web.Application(), 0, admit=self.refuse, limits=few())
+                await other.start(*split_address(address))
+                doors.append(other)
             except OSError as error:
-                log.error("the page on %s is not served: %s", config.page_listen, error)
-        if config.user_listen:
-            users = make_refusing_server(self.sentence)
-            try:
-                await users.start(*split_address(config.user_listen), BACKLOG)
-                doors.append(users)
-            except OSError as error:
-                log.error("users on other machines are not answered on %s: %s", config.user_listen, error)
+                log.error("controller.%s %s is not served: %s", name, address, error)
 
-    async def _say(self, request: web.Request) -> web.Response:
+    def health(self) -> tuple[bool, str]:
+        """Whether it is healthy: it is there to take over, and has to be able to."""
+        return self.is_ready(), "standby" if self.is_ready() else self.sentence()
+
+    def admit(self, request: web.Request) -> web.Response | None:
+        """Of an agents' port: its metrics and its health, and nothing else."""
+        if request.path in ("/metrics", "/healthz"):
+            return None
+        self._metrics.reports.labels(STANDBY).inc()
+        return self.refuse(request)
+
+    def refuse(self, request: web.Request) -> web.Response:
+        """Which controller is the active one."""
         return web.json_response({"error": self.sentence(), "code": STANDBY}, status=503)
-
-    def admit(self, head: Head, remote: str) -> Answer | None:
-        """Nothing else is asked of it by HTTP."""
-        return None if head.path in ("/metrics", "/healthz") else self._refuse("standby", 503, self.sentence())
-
-    def answer(self, request: Request) -> Answer:
-        """Its metrics, and whether it is healthy: it is there to take over, and has to be able to."""
-        if request.path == "/metrics":
-            return Answer(self._metrics.text(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
-        ready = self.is_ready()
-        said = {"healthy": ready, "detail": "standby" if ready else self.sentence(), "time": clock.wall()}
-        return Answer(msgspec.json.encode(said), status=200 if ready else 503)
-
-    def _refuse(self, outcome: str, status: int, sentence: str) -> Answer:
-        self._metrics.reports.labels(outcome).inc()
-        return refusal(status, sentence)

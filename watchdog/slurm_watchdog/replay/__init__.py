@@ -1,1 +1,1 @@
-"""A recorded or written trace through the same detectors and the same policy, with nothing executed."""
+"""A recording through the real controller, on the recording's own clock, with nothing executed."""

@@ -1,1 +1,1 @@
-"""How values travel between agent and controller: encoding, deltas, HTTP, TLS, rate limits."""
+"""The controller's ports and what travels over them: frames of agents, HTTP for people, TLS, rate limits."""

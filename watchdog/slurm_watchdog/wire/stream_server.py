@@ -11,13 +11,23 @@ import msgspec
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.identity.munge_protocol import Seal
-from slurm_watchdog.wire.frames import BYE, MAX_UNPROVEN, Bye, FrameError, Inbox, pack
-from slurm_watchdog.wire.tls_transport import Port
+from slurm_watchdog.wire.frames import BYE, LENGTH, MAX_UNPROVEN, Bye, FrameError, Inbox, pack
+from slurm_watchdog.wire.rate_limits import Limits
 
 log = logging.getLogger(__name__)
 
 SILENT_S = 45.0  # A stream without a frame for so long is half-open: agents report every 30 s at least …
 INTERVALS = 3.0  # … or for so many intervals of a longer one.
+
+
+class Bounds(Protocol):
+    """Of the port that a stream comes to: port.Port."""
+
+    limits: Limits
+    held: int
+    deadline_s: float
+
+    def lag_s(self, since: float) -> float: ...
 
 
 class StreamDoor(Protocol):
@@ -30,38 +40,24 @@ class StreamDoor(Protocol):
         """Called once; `why`: a sentence, where there is one."""
 
 
-class Stream(asyncio.Protocol):
+class Stream:
     """One agent. What it is handed after `end` is thrown away."""
 
     __slots__ = (
-        "_door",
-        "_held",
-        "_inbox",
-        "_reason",
-        "_seal",
-        "_server",
-        "_since",
-        "_task",
-        "challenge",
-        "interval_s",
-        "is_heard",
-        "is_open",
-        "names",
-        "node",
-        "remote",
-        "transport",
-    )
+        "_door", "_held", "_inbox", "_port", "_reason", "_seal", "_since", "_task", "challenge", "interval_s",
+        "is_heard", "is_open", "names", "node", "remote", "transport",
+    )  # fmt: skip
 
     def __init__(
         self,
-        server: Port,
+        port: Bounds,
         door: StreamDoor,
         transport: asyncio.Transport,
         remote: str,
         names: frozenset[str] | None,
     ):
         """`names`: the nodes that its certificate is for; None without certificates."""
-        self._server, self._door = server, door
+        self._port, self._door = port, door
         self.transport, self.remote, self.names = transport, remote, names
         self.node, self.challenge = "", ""
         self.is_open = False  # Both ends are proven: reports are taken.
@@ -100,12 +96,12 @@ class Stream(asyncio.Protocol):
 
     def check(self, now: float) -> None:
         """Ends what takes too long, and what is half-open."""
-        age_s = now - self._since - self._server.lag_s(self._since)
+        age_s = now - self._since - self._port.lag_s(self._since)
         if self._task is not None:
             return
-        if self._inbox.data and age_s > self._server.deadline_s:
-            self.end("too_slow", f"a frame has to arrive within {self._server.deadline_s:.0f} s")
-        elif age_s > max(SILENT_S if self.is_open else self._server.deadline_s, INTERVALS * self.interval_s):
+        if self._inbox.data and age_s > self._port.deadline_s:
+            self.end("too_slow", f"a frame has to arrive within {self._port.deadline_s:.0f} s")
+        elif age_s > max(SILENT_S if self.is_open else self._port.deadline_s, INTERVALS * self.interval_s):
             self.end("silent", f"no frame came for {age_s:.0f} s")
 
     # -- the transport's side ----------------------------------------------------------------------------------
@@ -113,9 +109,6 @@ class Stream(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         cut = "reset" if error is not None else "cut_off" if self._inbox.data else "closed_by_agent"
         self._finish(cut)
-        self._server.connections.discard(self)
-        if self.names is None:
-            self._server.closed(self.remote)
         if self._task is not None:
             self._task.cancel()
 
@@ -123,6 +116,9 @@ class Stream(asyncio.Protocol):
         """It does not read what it is sent."""
         self._finish("slow_reader")
         self.transport.abort()
+
+    def resume_writing(self) -> None:
+        """It has been closed by then."""
 
     def data_received(self, data: bytes) -> None:
         if self._reason:
@@ -132,10 +128,10 @@ class Stream(asyncio.Protocol):
         self._inbox.data += data
         if self._task is None:
             self._serve()
-        elif len(self._inbox.data) > self._server.max_body:
+        elif len(self._inbox.data) > LENGTH.size + self._inbox.limit:
             self.end("too_large", "too much at once")
         self._settle(len(self._inbox.data))
-        if self._inbox.data and self._server.held > self._server.limits.held_bytes:
+        if self._inbox.data and self._port.held > self._port.limits.held_bytes:
             self.end("busy", "too much is arriving at once: try again")
 
     def _finish(self, reason: str, why: str = "") -> None:
@@ -147,7 +143,7 @@ class Stream(asyncio.Protocol):
         self._door.ended(self, reason, why)
 
     def _settle(self, held: int) -> None:
-        self._server.held += held - self._held
+        self._port.held += held - self._held
         self._held = held
 
     def _serve(self) -> None:

@@ -1,8 +1,9 @@
 """Decides about incidents that fire: asks the policy, writes the decision, and only then gives what is allowed to the
-executor. The service and `replay` have the same one: what differs between them is behind ports."""
+executor."""
 
 from __future__ import annotations
 
+import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
@@ -10,6 +11,7 @@ from contextlib import nullcontext
 from msgspec.structs import replace
 
 from slurm_watchdog.actuate.by_agent import content_for
+from slurm_watchdog.base import clock
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.decision_inputs import (
     CHUNK,
@@ -28,7 +30,7 @@ from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model.actions import ActionRun, Decision, Rung, Verdict, Wish
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.slurm import SlurmJob
-from slurm_watchdog.trace.records import UNDATED, Asked
+from slurm_watchdog.recording.entries import Request
 
 Matter = str | GpuProcess  # The id of a job, or a process.
 
@@ -42,8 +44,8 @@ class Decider:
         self._inputs = DecisionInputs(config, ports, self._paths)
         self._journal, self._cluster, self._judgement = ports.journal, ports.cluster, ports.judgement
         self._executor, self._news = ports.executor, ports.news
-        self._new_id, self._new_incident_id = ports.new_id, ports.new_incident_id
-        self._monotonic, self._wall, self._chunk = ports.monotonic, ports.wall, chunk
+        self._new_incident_id = ports.new_incident_id
+        self._chunk = chunk
         self._earlier: dict[str, list[Decision]] = {}  # Incident -> its decisions, as the journal has them.
         self._failed: set[str] = set()  # Decisions in `_earlier` whose action has ended without success.
         self._done: dict[str, Incident] = {}  # Incidents of which nothing is left to decide, as they are, and
@@ -73,7 +75,7 @@ class Decider:
             self._decide_some(left, now)
             if left:
                 yield
-                now = self._monotonic()
+                now = clock.monotonic()
 
     def _decide_some(self, left: deque[str], now: float) -> None:
         """Takes incidents from the left until about a chunk of decisions were made, and writes those that were
@@ -175,7 +177,7 @@ class Decider:
             node = state.nodes.view(matter.node)
             situation = with_process(situation, matter, node, reports, state.jobs.values(), open_ones)
         self._inputs.note_storm(situation, job, now)
-        decision = self._with_switch(decide(situation, self._new_id()), incident, job, None)
+        decision = self._with_switch(decide(situation, uuid.uuid4().hex[:12]), incident, job, None)
         again = bool(earlier) and earlier[-1].id in self._failed and is_final(decision)
         if not (again or is_news(decision, earlier)):
             return
@@ -206,7 +208,7 @@ class Decider:
         self._journal.add_decision(decision)
         self._earlier.setdefault(incident.id, []).append(decision)
         if decision.acts:
-            self._inputs.note_allowed(decision, self._monotonic())
+            self._inputs.note_allowed(decision, clock.monotonic())
         self._news.decided(incident, decision)
         if decision.acts:
             self._executor.drive(ActionRun(decision=decision))
@@ -225,7 +227,7 @@ class Decider:
         """What a person asks for: an incident and a decision like any other. `at_once`: without a kill switch,
         for a loop that does not turn, or a person who does not want to wait for a checkpoint. `within_s`: for so
         long a complete checkpoint is waited for; None: as usual. Raises JournalError."""
-        now, wall = self._monotonic(), self._wall()
+        now, wall = clock.monotonic(), clock.wall()
         words = {Wish.SAVE: "asked job {} to save", Wish.HOLD: "asked job {} to save, to be requeued and held"}
         incident = Incident(
             id=self._new_incident_id(),
@@ -250,12 +252,12 @@ class Decider:
         if at_once:
             situation = replace(situation, loop_turns=False)
         situation = replace(situation, rule=wished(situation.rule, wish, within_s))
-        decision = decide(situation, self._new_id())
+        decision = decide(situation, uuid.uuid4().hex[:12])
         decision = self._with_switch(decision, incident, job, asked_by)
         decision = replace(decision, asked_by=asked_by, hold=wish is Wish.HOLD)
         self._journal.save_incident(incident)
-        asked = Asked(
-            t=UNDATED, job_id=job.job_id, by=asked_by, reason=reason, exclude=list(exclude), now=at_once, wish=wish,
+        asked = Request(
+            job_id=job.job_id, by=asked_by, reason=reason, exclude=exclude, at_once=at_once, wish=wish,
             within_s=within_s,
         )  # fmt: skip
         self._news.requested(incident, asked)

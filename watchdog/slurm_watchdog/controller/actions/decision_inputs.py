@@ -1,12 +1,10 @@
-"""What the Decider is given, and what decisions depend on, gathered as one value for the policy. `replay` drives the
-same Decider with a journal in memory and an executor that only writes down."""
+"""What the Decider is given, and what decisions depend on, gathered as one value for the policy."""
 
 from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,14 +23,14 @@ from slurm_watchdog.controller.policy.rules import Rule, permit, rule_for
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.journal.error import JournalError
-from slurm_watchdog.journal.journal import NodeEntry
+from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import ActionRun, Decision
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import HARDWARE_FAULTS, Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING
 from slurm_watchdog.model.supervisor import may_be_named
-from slurm_watchdog.trace.records import Asked
+from slurm_watchdog.recording.entries import Request
 
 HISTORY_S = 7 * 86400.0  # Attempts on a job are counted over a week, Slurm's usual longest time limit.
 
@@ -59,7 +57,7 @@ class DecisionNews(Protocol):
 
     def decided(self, incident: Incident, decision: Decision) -> None: ...
 
-    def requested(self, incident: Incident, request: Asked) -> None:
+    def requested(self, incident: Incident, request: Request) -> None:
         """A person asks for a restart: the request is an incident."""
 
     def journal_failed(self, error: JournalError) -> None: ...
@@ -71,42 +69,17 @@ class DecisionNews(Protocol):
         """Its action has ended, or was refused."""
 
 
-class DecisionJournal(Protocol):
-    """What decisions are based on, and where they are written before anything is done. Every method may raise
-    JournalError."""
-
-    def decisions_since(self, at: float) -> list[Decision]: ...
-
-    def decisions_about(self, incident_ids: Iterable[str]) -> dict[str, list[Decision]]: ...
-
-    def actions(self, incident_id: str) -> list[ActionRun]: ...
-
-    def add_decision(self, decision: Decision) -> None: ...
-
-    def save_incident(self, incident: Incident) -> None: ...
-
-    def together(self) -> AbstractContextManager[None]: ...
-
-    def paused(self) -> tuple[str, str, float] | None: ...
-
-    def node_entries(self, what: str, job_id: str | None = None) -> Sequence[NodeEntry]:
-        """What we did to nodes and have not taken back."""
-
-
 @dataclass(frozen=True)
 class DecisionPorts:
     """Of the Decider."""
 
-    journal: DecisionJournal
+    journal: Journal
     cluster: ClusterState
     judgement: Judge
     executor: Executor
     news: DecisionNews
     blind: Callable[[float], str | None]  # Why nothing may be done now (monotonic), a sentence; None: all is seen well.
-    new_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12]  # Of a decision.
     new_incident_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12]
-    monotonic: Callable[[], float] = clock.monotonic
-    wall: Callable[[], float] = clock.wall
 
 
 class TickContext(Moment):
@@ -125,14 +98,14 @@ class DecisionInputs:
     def __init__(self, config: Config, ports: DecisionPorts, paths: OwnedPaths):
         """Raises JournalError."""
         self._journal, self._cluster, self._judgement = ports.journal, ports.cluster, ports.judgement
-        self._is_busy, self._blind, self._wall = ports.executor.is_busy, ports.blind, ports.wall
+        self._is_busy, self._blind = ports.executor.is_busy, ports.blind
         self._paths = paths
         self.config = config
         self._storm_at: float | None = None  # When so much was wrong at once last.
         self._storm_of: dict[int, float] = {}  # User -> when so much was wrong with his jobs alone.
-        ago = ports.monotonic() - ports.wall()
+        ago = clock.monotonic() - clock.wall()
         self._decided_mono = {
-            each.id: each.decided_at + ago for each in self._journal.decisions_since(ports.wall() - HISTORY_S)
+            each.id: each.decided_at + ago for each in self._journal.decisions_since(clock.wall() - HISTORY_S)
         }  # When an action was allowed, on a clock that no one sets: those of earlier lives by the date at our start.
 
     def note_allowed(self, decision: Decision, now: float) -> None:
@@ -151,7 +124,7 @@ class DecisionInputs:
         nodes = self._cluster.agents.known()
         jobs = self._cluster.jobs.values()
         active = [job for job in jobs if job.state in RUNNING]
-        wall = self._wall()
+        wall = clock.wall()
         cooldown_s = self.config.policy.storm_cooldown
         self._storm_of = {uid: at for uid, at in self._storm_of.items() if now - at <= cooldown_s}
         self._decided_mono = {each: at for each, at in self._decided_mono.items() if now - at < HISTORY_S}

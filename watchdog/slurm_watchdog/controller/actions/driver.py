@@ -30,8 +30,8 @@ from slurm_watchdog.model.node_events import OUR_DRAIN
 from slurm_watchdog.model.protocol import ProcessEnd
 from slurm_watchdog.model.slurm import SlurmNode, is_unkillable
 from slurm_watchdog.model.slurm_states import RUNNING
+from slurm_watchdog.recording.entries import Touched
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
-from slurm_watchdog.trace.records import UNDATED, Touched
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class Driver:
         if fence is not None:
             self._tools.state.runs.note_action(fence.job_id, fence.restarts, at)
             age_s = None if at is None else max(0.0, clock.monotonic() - at)
-            self._tools.record(Touched(t=UNDATED, job_id=fence.job_id, restarts=fence.restarts, age_s=age_s))
+            self._tools.record(Touched(job_id=fence.job_id, restarts=fence.restarts, age_s=age_s))
 
     @property
     def job_id(self) -> str:

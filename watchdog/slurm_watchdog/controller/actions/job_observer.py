@@ -44,8 +44,8 @@ from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import COMES, is_known
 from slurm_watchdog.model.supervisor import BATCH_STEP, OrderAnswer, SupervisorStatus
 from slurm_watchdog.nodetest.judge import NodeVerdict
+from slurm_watchdog.recording.entries import Own
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
-from slurm_watchdog.trace.records import Own
 
 
 @dataclass(frozen=True)

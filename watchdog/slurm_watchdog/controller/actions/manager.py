@@ -26,8 +26,8 @@ from slurm_watchdog.model.documents import Waiting
 from slurm_watchdog.model.incidents import IncidentKind, IncidentState
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import WAITING
+from slurm_watchdog.recording.entries import Ended
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
-from slurm_watchdog.trace.records import UNDATED, Ended
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ class Actions:
     def _ended(self, run: ActionRun) -> None:
         end = run.end
         assert end is not None
-        self._record(Ended(t=UNDATED, subject=subject_of(run.decision), ok=end.ok, detail=end.detail))
+        self._record(Ended(subject=subject_of(run.decision), end=end))
         self._metrics.actions.labels(run.decision.action, end.outcome).inc()
         if end.ok:
             self._count_gpus(run, end.steps_lost or 0)

@@ -75,11 +75,12 @@ class EvidenceRequests:
         for finding in findings:
             for wanted in finding.wanted:
                 if isinstance(wanted, StackRequest):
-                    self._dump(wanted, now)
+                    self.dump(wanted, now)
                 elif isinstance(wanted, MountProbeRequest):
                     self.probe(wanted, now)
 
-    def _dump(self, wanted: StackRequest, now: float) -> None:
+    def dump(self, wanted: StackRequest, now: float) -> None:
+        """Asks all nodes of the job for its ranks' stacks, unless they were asked a moment ago."""
         view = self._state.job_view(wanted.job_id, now)
         if view is None:
             return

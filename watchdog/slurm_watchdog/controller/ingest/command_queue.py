@@ -23,6 +23,7 @@ class CommandQueue:
         self._of_user: dict[str, int] = {}  # Command that waits -> whose job it is about, for shares.
         self.close: frozenset[str] = frozenset()  # Nodes of which each report is to be whole.
         self.on_asked: Callable[[str], None] = lambda node: None  # Called with a node for which a command waits now.
+        self.on_ask: Callable[[str, Command], None] = lambda node, command: None  # Called with each command.
 
     async def ask(self, node: str, command: Command, deadline_s: float, uid: int | None = None) -> CommandResult:
         """The node's answer, or a result that says why there is none. Never raises, never waits longer. `uid`: the user
@@ -38,6 +39,7 @@ class CommandQueue:
         future: asyncio.Future[CommandResult] = asyncio.get_running_loop().create_future()
         self._futures[command.id] = future
         queue.append(command)
+        self.on_ask(node, command)
         self.on_asked(node)
         try:
             return await wait_for(future, deadline_s)

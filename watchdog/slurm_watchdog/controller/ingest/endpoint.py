@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import msgspec
+from aiohttp import web
 
 from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
@@ -20,7 +21,7 @@ from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.base.text import one_line
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
-from slurm_watchdog.identity.munge_decoder import AgentCredentials, AuthenticationError, MungeUnavailable
+from slurm_watchdog.identity.munge_library import AgentCredentials, AuthenticationError, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import STANDBY, TO_AGENT, TO_CONTROLLER, Seal
 from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.model.protocol import Reply
@@ -42,8 +43,7 @@ from slurm_watchdog.wire.frames import (
     Welcome,
     unpack,
 )
-from slurm_watchdog.wire.http_messages import Answer, Head, Request, refusal
-from slurm_watchdog.wire.http_server import Server
+from slurm_watchdog.wire.port import DEADLINE_S, Port, refusal
 from slurm_watchdog.wire.rate_limits import LOST_STREAMS, Limits, TokenBuckets, is_loopback, report_rate
 from slurm_watchdog.wire.stream_server import Stream
 
@@ -51,12 +51,10 @@ log = logging.getLogger(__name__)
 
 OLD_PATHS = ("/v1/report", "/v1/session")  # Of agents of release 0.1.
 UPGRADE = f"this controller ({__version__}) speaks frames and no HTTP with agents: upgrade the agent"
-MAX_OLD = 1024  # Addresses of such agents that are remembered: each is logged once.
 NOBODY: frozenset[str] = frozenset()
-FRAME_DEADLINE_S = 20.0  # A report has to arrive whole within this time: a slow sender holds no connection open.
 TOO_EARLY = "Slurm has not listed its nodes yet: retry"
 MAX_SMALL = 4096  # Bytes of a body that no one looks at.
-LOG_EVERY_S = 60.0  # Lost streams of one kind are written to the log once in this time; the metric counts them all.
+LOG_EVERY_S = 60.0  # What is refused or lost for one reason is logged once in this time; the metric counts it all.
 
 
 @dataclass(frozen=True)
@@ -89,6 +87,22 @@ def count_end(metrics: ControllerMetrics, reason: str) -> None:
     (metrics.lost_streams if reason in LOST_STREAMS else metrics.reports).labels(reason).inc()
 
 
+def watching_app(metrics: ControllerMetrics, healthy: Callable[[], tuple[bool, str]]) -> web.Application:
+    """/metrics for Prometheus, /healthz for health checks."""
+
+    async def text(request: web.Request) -> web.Response:
+        return web.Response(body=metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def health(request: web.Request) -> web.Response:
+        good, sentence = healthy()
+        said = {"healthy": good, "detail": sentence, "time": clock.wall()}
+        return web.json_response(said, status=200 if good else 503)
+
+    app = web.Application()
+    app.add_routes([web.get("/metrics", text), web.get("/healthz", health)])
+    return app
+
+
 class ReportEndpoint:
     """Checks a report at the edge and hands it on. Refusals are counted and change nothing else."""
 
@@ -105,12 +119,13 @@ class ReportEndpoint:
         is_own: Callable[[str], bool] = is_loopback,
         is_active: Callable[[], bool] = lambda: True,
         commands: CommandQueue | None = None,
+        record: Callable[[bytes], None] = lambda frame: None,
     ):
         """`identity`: what agents prove themselves by; `knows_nodes`: whether Slurm has said by now which
         nodes there are: until then no agent is refused as an unknown node; `is_own`: whether an address is this
         machine's, whose connections are bounded by their total only. `is_active`: False while another
         controller may be the active one: no report is taken, and no command goes out. `commands` are pushed from here
-        on, as soon as they are asked."""
+        on, as soon as they are asked. `record` gets each frame that is taken, its kind before its content."""
         self._is_active = is_active
         self._address_of = address_of
         self._accept = accept
@@ -119,70 +134,50 @@ class ReportEndpoint:
         self._identity = identity
         self._knows_nodes = knows_nodes
         self._commands = commands
+        self._record = record
         if commands is not None:
             commands.on_asked = self.push
         self._limits = Limits(by_address=address_of is not None, is_own=is_own)
         self._beginnings = TokenBuckets(burst=10.0, per_s=0.1)  # Streams of one address: an agent keeps one for days.
         self._resolved: dict[str, frozenset[str]] = {}
-        self._by_address, self._by_node = report_rate(interval_s), report_rate(interval_s)
+        self._rate = report_rate(interval_s)  # Of each node.
         self._streams: dict[str, Stream] = {}  # Node -> its newest stream that was opened.
-        self._lost_said: dict[str, float] = {}  # Reason -> when a lost stream was logged last.
-        self._old: set[str] = set()
+        self._said: dict[str, float] = {}  # Reason -> when it was logged last.
         if isinstance(identity, Context):
             metrics.show_certificates(lambda: identity.expires)
 
-    def server(self) -> Server:
+    def server(self) -> Port:
         """What listens on the port."""
-        server = Server(
-            self.answer,
-            self.admit,
-            self._refuse,
-            MAX_BYTES,
-            FRAME_DEADLINE_S,
-            tls=self._identity if isinstance(self._identity, Context) else None,
+        identity = self._identity
+        app = watching_app(self._metrics, self._healthy)
+        return Port(
+            app,
+            MAX_SMALL,
+            admit=self._admit,
+            refused=lambda outcome: self._metrics.reports.labels(outcome).inc(),
             count=lambda reason: self._metrics.refused_connections.labels(reason).inc(),
             limits=self._limits,
-            only_uid=self._identity.uid if isinstance(self._identity, OwnUser) else None,
+            tls=identity if isinstance(identity, Context) else None,
+            only_uid=identity.uid if isinstance(identity, OwnUser) else None,
             streams=self,
         )
-        server.ends = self._identity.decoder.close if isinstance(self._identity, AgentCredentials) else None
-        return server
 
-    # -- HTTP --------------------------------------------------------------------------------------------------
-
-    def admit(self, head: Head, remote: str) -> Answer | None:
+    def _admit(self, request: web.Request) -> web.Response | None:
         """Before the body: an agent of before need not send its report."""
-        if head.path in OLD_PATHS:
-            if remote not in self._old and len(self._old) < MAX_OLD:
-                self._old.add(remote)
-                log.warning("the agent at %s is of release 0.1, which speaks HTTP: upgrade it", remote)
-            return self._refuse("old_agent", 426, UPGRADE)
-        return None if head.size <= MAX_SMALL else self._refuse("too_large", 413, f"{head.path} takes no body")
-
-    def answer(self, request: Request) -> Answer:
-        """For Prometheus and health checks."""
-        if request.path not in ("/metrics", "/healthz"):
-            return refusal(404, "there are /metrics and /healthz")
-        if request.method != "GET":
-            return refusal(405, f"{request.path} takes GET")
-        if request.path == "/metrics":
-            return Answer(self._metrics.text(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
-        good, sentence = self._healthy()
-        return Answer(
-            msgspec.json.encode({"healthy": good, "detail": sentence, "time": clock.wall()}),
-            status=200 if good else 503,
-        )
-
-    def _refuse(self, outcome: str, status: int, sentence: str) -> Answer:
-        self._metrics.reports.labels(outcome).inc()
-        return refusal(status, sentence)
+        if request.path not in OLD_PATHS:
+            return None
+        if self._is_news("old_agent"):
+            log.warning("the agent at %s is of release 0.1, which speaks HTTP: upgrade it", request.remote)
+        self._metrics.reports.labels("old_agent").inc()
+        return refusal(426, UPGRADE)
 
     # -- streams -----------------------------------------------------------------------------------------------
 
     def take_frame(self, stream: Stream, kind: bytes, body: bytes) -> Awaitable[None] | None:
         """See wire.stream_server.StreamDoor: at once, but where munged or the address of a name has to be asked."""
         if stream.is_open and kind == REPORT:
-            return self._take_report(stream, body)
+            self._take_report(stream, body)
+            return None
         if not stream.node and kind == HELLO and body.startswith(MAGIC):
             return self._greet(stream, unpack(body.removeprefix(MAGIC), Hello))
         if stream.challenge and kind == PROOF:
@@ -196,14 +191,20 @@ class ReportEndpoint:
         if reason in ("unauthorized", "replayed", "wrong_node"):
             self._limits.failed(stream.remote, clock.monotonic())
         count_end(self._metrics, reason)
-        now = clock.monotonic()
-        if reason != "closed_by_us" and now - self._lost_said.get(reason, float("-inf")) >= LOG_EVERY_S:
-            self._lost_said[reason] = now
+        if reason != "closed_by_us" and self._is_news(reason):
             who = one_line(stream.node, MAX_NAME) or "no node"
             log.log(
                 logging.INFO if reason == "closed_by_agent" else logging.WARNING,  # as each agent does that ends
                 "the connection of %s (%s) has ended: %s", who, stream.remote, why or LOST_STREAMS.get(reason, reason),
             )  # fmt: skip
+
+    def _is_news(self, reason: str) -> bool:
+        """Whether it is to be logged: of each kind once in a while."""
+        now = clock.monotonic()
+        if now - self._said.get(reason, float("-inf")) < LOG_EVERY_S:
+            return False
+        self._said[reason] = now
+        return True
 
     def push(self, node: str) -> None:
         """Sends the node at once what it was asked, if there is a stream on which it has been heard."""
@@ -255,34 +256,24 @@ class ReportEndpoint:
         if before is not None:
             before.end("replaced", "this node has begun another connection")
 
-    def _take_report(self, stream: Stream, body: bytes) -> Awaitable[None] | None:
-        one_node = self._address_of is not None and not self._limits.is_own(stream.remote)
-        if one_node and not self._by_address.acquire(stream.remote, len(body), clock.monotonic()):
-            raise FrameError("too_often", f"too many reports from {stream.remote}")
+    def _take_report(self, stream: Stream, body: bytes) -> None:
+        if not self._rate.acquire(stream.node, len(body), clock.monotonic()):  # its own: it has proven to be that node
+            raise FrameError("too_often", f"too many reports for {stream.node!r}")
         try:
             report = decode_report(body)
         except WireError as error:
             raise FrameError("garbage", str(error)) from error
         if report.node != stream.node:
             raise FrameError("wrong_node", f"who has proven to be {stream.node} may not report for {report.node!r}")
-        if self._wrong_node(stream.node, stream.remote) is None:
-            return self._resolve_and_take(stream, report, len(body))
-        self._take(stream, report, len(body))
-        return None
-
-    async def _resolve_and_take(self, stream: Stream, report: Report, size: int) -> None:
-        await self._resolve(stream.node)
-        self._take(stream, report, size)
-
-    def _take(self, stream: Stream, report: Report, size: int) -> None:
-        if problem := self._wrong_node(stream.node, stream.remote):
+        problem = self._wrong_node(stream.node, stream.remote)
+        if problem is None:
+            raise FrameError("busy", f"Slurm has another address for {stream.node} by now: retry")
+        if problem:
             raise FrameError("wrong_node", problem)
         if not self._is_active():
             raise FrameError(STANDBY, "another controller may be the active one by now")
-        # Only now: who says he is another node would spend that one's pace, and it would be refused in his stead.
-        if not self._by_node.acquire(report.node, size, clock.monotonic()):
-            raise FrameError("too_often", f"too many reports for {report.node!r}")
         stream.interval_s, stream.is_heard = report.interval_s, True
+        self._record(REPORT + body)
         stream.send(TAKEN, encode_reply(self._accept(report)))
 
     async def _check_node(self, stream: Stream) -> None:
@@ -315,7 +306,7 @@ class ReportEndpoint:
             return
         try:
             asked = asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            found = await wait_for(asked, FRAME_DEADLINE_S)
+            found = await wait_for(asked, DEADLINE_S)
         except (OSError, TimeoutError):
             return
         self._resolved[name] = frozenset(str(entry[4][0]) for entry in found)

@@ -122,10 +122,6 @@ class Agents:
         agent = self._agents[report.node]
         return agent.whole == report.same_as and agent.state == report.state
 
-    def excuse(self, node: str, now: float) -> None:
-        """This node does not count as silent: nothing is known of an agent there that should have reported."""
-        self._hear(node, now)
-
     def forget_silence(self, now: float) -> None:
         """No agent counts as silent: they all get their time again. That is no report: see `excused`."""
         for name in self._agents:

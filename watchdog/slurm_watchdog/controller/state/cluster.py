@@ -322,11 +322,6 @@ class ClusterState:
         jobs = tuple(self.view_of(run, now) for _, run in self.runs.active())
         return replace(self.surroundings(now), jobs=jobs)
 
-    def excuse(self, node: str, now: float) -> None:
-        """This node does not count as silent: nothing is known of an agent there that should have reported."""
-        self.agents.excuse(node, now)
-        self._note_news(node)
-
     def _note_news(self, node: str) -> None:
         self.changes += 1
         for run in self._with_node(node):

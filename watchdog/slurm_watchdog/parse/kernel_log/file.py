@@ -164,12 +164,6 @@ class Message(msgspec.Struct, frozen=True):
     fact: KernelFact | None = None
 
 
-def parse_kernel_line(text: str) -> KernelFact | None:
-    """The fact in a line as people paste it, with whatever prefix, or in a bare message; None if there is none."""
-    found = split_line(text)
-    return parse_message(found.text) if found and found.text else None
-
-
 def is_stamped(line: str) -> bool:
     """Whether a record of the kernel begins here, with what dmesg, the journal or syslog write before it."""
     return KERNELS_OWN.match(line) is not None

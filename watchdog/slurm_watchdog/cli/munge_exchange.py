@@ -12,9 +12,8 @@ import msgspec
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.failure import Failure
+from slurm_watchdog.cli.http_request import ask_once, error_text
 from slurm_watchdog.identity.munge_protocol import STANDBY, SealedAnswer, request_digest
-from slurm_watchdog.wire.http_client import Response, ask_once
-from slurm_watchdog.wire.http_messages import error_text
 
 SCHEME = "munge://"
 ADDRESS = re.compile(r"munge://(?:([A-Za-z0-9._-]{1,64})@)?([A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:]+\]):(\d{1,5})/?")
@@ -64,13 +63,13 @@ class MungeExchanges:
         uid, digest = _uid(user, where), request_digest(method, target, body)
         argv = ["munge", "--restrict-uid", str(uid), "--cipher", "aes128", *self._socket]
         credential = _run(argv, digest.encode()).strip()
-        answer = self._send(host, port, method, target, body, {"Authorization": f"Munge {credential}"})
-        if answer.status != 200:  # said before who asks was known: no one vouches for it, and nothing follows from it
-            what = f"{where} refuses: {error_text(answer.body, 'error') or 'it gives no reason'}"
-            if error_text(answer.body, "code") == STANDBY:
+        status, answer = self._send(host, port, method, target, body, f"Authorization: Munge {credential}\r\n")
+        if status != 200:  # said before who asks was known: no one vouches for it, and nothing follows from it
+            what = f"{where} refuses: {error_text(answer, 'error') or 'it gives no reason'}"
+            if error_text(answer, "code") == STANDBY:
                 raise Failure(what, f"Name both controllers: {SCHEME}{where},{SCHEME}OTHER:{port}", untaken=True)
             raise Failure(what, "Who may ask is in docs/security.md.")
-        head, _, payload = _run(["unmunge", *self._socket], answer.body).partition("\n\n")
+        head, _, payload = _run(["unmunge", *self._socket], answer).partition("\n\n")
         made_by = MADE_BY.search(head)
         try:
             if made_by is None or int(made_by[1]) != uid:
@@ -82,7 +81,7 @@ class MungeExchanges:
             raise Failure(f"{where} has answered another request.", "Try again.")
         return sealed.status, "", sealed.body.encode()
 
-    def _send(self, host: str, port: int, method: str, target: str, body: bytes, headers: dict[str, str]) -> Response:
+    def _send(self, host: str, port: int, method: str, target: str, body: bytes, header: str) -> tuple[int, bytes]:
         is_connected = False
         try:
             with socket.create_connection((host, port), timeout=self._connect_s) as sock:
@@ -90,7 +89,8 @@ class MungeExchanges:
                 sock.settimeout(self._deadline_s)
                 end = clock.monotonic() + self._deadline_s
                 named = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-                return ask_once(sock, method, named, target, body, headers, MAX_BYTES, end)
+                status, _, answer = ask_once(sock, method, named, target, body, header, MAX_BYTES, end)
+                return status, answer
         except OSError as error:
             what = f"The controller on {host}:{port} cannot be asked: {str(error) or type(error).__name__}."
             todo = "Is controller.user_listen set there, and the port open?"

@@ -1,18 +1,16 @@
-"""Writes the traces of this folder: `python -m tests.replay.write_traces`. They are small enough to be read
+"""Writes the traces of this folder: `python -m tests.replay.scenes`. They are small enough to be read
 and changed by hand."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+from tests.builders.told import Line
+
 JOB = "1882409"
 NODES = ("n0", "n1")
 PER_NODE = 2
-Line = dict[str, Any]
 
 
 def job(t: float, **changes: Any) -> Line:
@@ -163,6 +161,8 @@ def healthy() -> Iterator[Line]:
     yield log(1500, "  successfully saved checkpoint at iteration      30 to /gpfs/m4/checkpoints")
     yield {"t": 1500, "kind": "checkpoint", "node": "n0", "job_id": JOB, "step": 30, "complete": True}
     yield job(1505, state="PENDING")
+    for t in range(1520, 1700, 20):
+        yield from ({"t": t, "kind": "report", "node": node} for node in NODES)
     yield job(1700, restarts=1)
     again = {n: {"pid": 290000 + n, "start": 1600.0 + n} for n in range(4)}
     for t in range(1720, 2001, 20):  # compiling
@@ -177,62 +177,4 @@ def healthy() -> Iterator[Line]:
         yield {"t": 2310, "kind": "report", "node": node}
 
 
-def irregular() -> Iterator[Line]:
-    """A trace that tells of processes now and then: whoever is not mentioned is not dead."""
-    yield job(0)
-    for t in range(5, 301, 5):
-        for node in NODES:
-            yield {"t": t, "kind": "report", "node": node}
-        if t % 35 == 0:
-            yield from everybody(t, gpus=False)
-        elif t % 10 == 0:
-            yield rank(t, 2, state="D", state_age_s=2, syscall="read", path="/gpfs/data", mount="/gpfs")
-        if t % 10 == 0:
-            yield step(t, t // 10)
-    for t in range(305, 701, 5):
-        for node in NODES:
-            yield {"t": t, "kind": "report", "node": node}
-        if t % 10 == 0:
-            yield step(t, t // 10)
-
-
-NONSENSE = {
-    12: b'{"t":5,"kind":"proc","node":"n0","job_id":"18824',
-    20: b'{"t":-7,"kind":"report","node":"n0"}',
-    31: b'{"t":50,"kind":"weather","node":"n0","rain":true}',
-    44: b'{"t":"five","kind":"report","node":"n0"}',
-    60: b'{"t":NaN,"kind":"report","node":"n1"}',
-    71: b'{"t":999999999999,"kind":"report","node":"n1"}',
-    90: b"\xff\xfe\x00 not text at all",
-    101: b'["t",50]',
-    110: b'{"t":100,"kind":"gpu","node":"n0","gpu":0,"uuid":"GPU-eb00","util":-20,"power_w":"hot"}',
-    130: b'{"kind":"report","node":"n0"}',
-    150: b'{"t":1,"kind":"report","node":"n1"}',
-    160: b"",
-    170: b'{"t":160,"kind":"log","node":"n0","job_id":"1882409","line":"caf\xe9"}',
-}
-"""Line -> what stands before it."""
-
-
-def nonsense() -> Iterator[bytes]:
-    """The outage, between lines that nobody can use."""
-    for number, line in enumerate(filesystem_outage()):
-        if number in NONSENSE:
-            yield NONSENSE[number]
-        yield json.dumps(line).encode()
-
-
-TRACES = (
-    filesystem_outage, filesystem_stall, dead_rank_zombie, dead_rank_not_listed, hang, healthy, irregular,
-)  # fmt: skip
-
-
-def main() -> None:
-    for trace in TRACES:
-        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in trace())
-        (HERE / f"{trace.__name__}.jsonl").write_text(text)
-    (HERE / "nonsense.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\n".join(nonsense()) + b"\n")
-
-
-if __name__ == "__main__":
-    main()
+SCENES = (filesystem_outage, filesystem_stall, dead_rank_zombie, dead_rank_not_listed, hang, healthy)

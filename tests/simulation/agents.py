@@ -38,6 +38,7 @@ from tests.accuracy import looks
 from tests.accuracy.feed import Reader, report_of
 from tests.accuracy.training import Node
 from tests.builders.agent_context import context_of
+from tests.builders.summed import Memory, framed
 from tests.simulation.cluster import Cluster, SimJob
 
 RECENT = 30
@@ -193,6 +194,7 @@ class Agent:
             settings = SimpleNamespace(probe_deadline=10.0, kernel_log="")
             context = context_of(children, logs, node=self.node.name, boot_id="", settings=settings, mounts=mounts)
             self.commands = _Commands(context, SWITCH_PREFIXES)
+            self.memory, self.closely = Memory(), False
             self.commands.agent = self
             self.recent: dict[str, deque[tuple[float, Event]]] = {}
             self.controller_id = ""
@@ -235,6 +237,7 @@ class Agent:
             report, agent_id=f"{self.node.name}-{self.life}", interval_s=self.interval_s, events=events,
             results=self.commands.take_results(),
         )  # fmt: skip
+        report = framed(report, now, self.memory, self.closely)
         self.spool.put(report.sequence, encode_report(report), now)
         self._send(self.life)
 
@@ -292,10 +295,12 @@ class Agent:
         self.logs.watch = {watch.job_id: watch for watch in reply.watch}
         if reply.controller_id != self.controller_id:
             self.controller_id = reply.controller_id
+            self.memory.frames.clear()
             self.again = [each for recent in self.recent.values() for each in recent]
             self.again.sort(key=lambda each: each[0] - each[1].age_s)
         self.commands.watch_jobs(reply.watch, now)
         self.commands.accept(reply.commands, now)
+        self.closely = self.closely if reply.closely is None else reply.closely
         self.push()
 
     # ------------------------------------------------------------------------------------ hands

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -164,25 +165,30 @@ def process_views(run: Run, now: float, nodes: Nodes) -> tuple[ProcessView, ...]
             found = ages[at] = now - at
         return found
 
-    node, held_at, held_s = "", 0.0, 0.0
+    node, held_at, held_s, seen_at, last_at, seen_s = "", 0.0, 0.0, 0.0, math.nan, 0.0
     for key in run.order:
         process, at, gone_at = processes[key]
         if process.role is Role.RANK and process.step_id not in steps:
             continue
         if key[0] != node:
-            node, (held_at, held_s) = key[0], nodes.held(key[0])
-        seen_at = at + held_s if at == held_at else at
+            node, last_at = key[0], math.nan
+            held_at, held_s = nodes.held(node)
+        if at != last_at:
+            last_at, seen_at = at, at + held_s if at == held_at else at
+            seen_s = age(seen_at)
         worked_s, quiet_s, waited_s = process.worked_age_s, process.quiet_s, process.storage_age_s
+        if worked_s is not None:
+            worked_s = age((seen_at if worked_s < WORKS_S else at) - worked_s) if worked_s else seen_s
         found.append(
             ProcessView(
                 node=node,
                 process=process,
-                seen_age_s=age(seen_at),
+                seen_age_s=seen_s,
                 gone_s=None if gone_at is None else age(gone_at),
                 cpu_ratio=process.cpu_ratio,
                 io_bytes_s=process.io_bytes_s,
                 storage_age_s=None if waited_s is None else age(at - waited_s),
-                worked_age_s=None if worked_s is None else age((seen_at if worked_s < WORKS_S else at) - worked_s),
+                worked_age_s=worked_s,
                 quiet_s=None if quiet_s is None else age((seen_at if quiet_s < LAST_BUSY_S else at) - quiet_s),
             )
         )

@@ -199,7 +199,7 @@ class GpuHealth(Struct):
     mig: tuple[MigInstance, ...] | None = None  # None: MIG is off or unknown; its utilisation is then the whole GPU's.
 
 
-class GpuPast(Struct):
+class GpuPast(GpuHealth):
     """What the recent past of a GPU tells, as its node has summed it up from look to look."""
 
     idle_age_s: float | None = None  # So long every look has found it doing (almost) nothing; None: it is not so.
@@ -215,7 +215,7 @@ class GpuPast(Struct):
     looks: int = 0  # So many looks that is the mean of.
 
 
-class Gpu(GpuHealth, GpuPast):
+class Gpu(GpuPast):
     """One GPU of a node at one moment, as NVML sees it. None: it did not say.
 
     Four names that are never the same thing: the UUID is the GPU's own; the PCI address is its slot; the minor is the

@@ -65,12 +65,12 @@ def watched(job: str, uid: int | None = None) -> JobWatch:
 
 
 class Receiver:
-    """A controller that takes every report and notes when."""
+    """A controller that takes every report and notes when; unless its `reply` says otherwise, it wants each whole."""
 
     def __init__(self, *jobs: str) -> None:
         """`jobs`: those that Slurm has on this node, all of our own user; what claims to be of another one is none."""
         self.reports: list[tuple[float, Report]] = []
-        self.reply = Reply(controller_id="test", watch=tuple(watched(job) for job in jobs))
+        self.reply = Reply(controller_id="test", watch=tuple(watched(job) for job in jobs), closely=True)
         self._open = ExitStack()
         self.munged = self._open.enter_context(munged())
         self.port = self._open.enter_context(serving(self.munged, self._take, frozenset({ANOTHER_USER})))

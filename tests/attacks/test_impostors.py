@@ -254,7 +254,7 @@ def attack(
         found: list[tuple[Command, ...]] = []
 
         def asked() -> bool:
-            found.extend([*sender.orders(), *(each.commands for each in sender.replies())])
+            found.extend(each.commands for each in (*sender.orders(), *sender.replies()))
             return len(found) >= 2 or bool(sender.problem)
 
         until(asked)

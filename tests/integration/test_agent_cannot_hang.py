@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
@@ -420,7 +421,7 @@ def test_a_full_disk_and_a_state_directory_that_is_missing_stop_nothing(
 def test_where_proc_hides_other_users_processes_the_agent_sees_its_own(
     open_place: Path, place: Place, receiver: Receiver, rank: subprocess.Popen[bytes], scenario: Scenario
 ) -> None:
-    receiver.reply = Reply(controller_id="test", watch=(watched(JOB, ANOTHER_USER),))
+    receiver.reply = replace(receiver.reply, watch=(watched(JOB, ANOTHER_USER),))
     mine = subprocess.Popen(["sleep", "600"], env={**os.environ, **as_rank(JOB)}, user=ANOTHER_USER, group=ANOTHER_USER)
     subprocess.run(["mount", "-o", "remount,hidepid=2", "/proc"], check=True, timeout=20)
     agent = AgentProcess(open_place, receiver, interval_s=0.5, environment=scenario.environment, place=place)

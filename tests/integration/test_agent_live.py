@@ -570,7 +570,9 @@ def test_whatever_a_job_calls_itself_and_its_logs_the_agent_sees_it_and_goes_on(
     (place / "good.log").write_text("iteration 5/ 10 | lm loss: 2.0\n")
     receiver = Receiver("7")
     paths = tuple(str(path) for path in sorted(place.iterdir()))
-    receiver.reply = Reply(controller_id="t", watch=(JobWatch(job_id="7", restarts=0, uid=0, log_paths=paths),))
+    receiver.reply = Reply(
+        controller_id="t", watch=(JobWatch(job_id="7", restarts=0, uid=0, log_paths=paths),), closely=True
+    )
     rank = {
         b"PATH": os.environb[b"PATH"],
         b"SLURM_JOB_ID": b"7",

@@ -51,7 +51,7 @@ class Controller:
         if self.away:
             raise FrameError("busy", "away")
         self.reports.append(report)
-        return Reply(controller_id="k", watch=(watched(JOB),))
+        return Reply(controller_id="k", watch=(watched(JOB),), closely=True)
 
     def close(self) -> None:
         self._open.close()

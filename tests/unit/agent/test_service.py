@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.agent import LONGEST_INTERVAL_S, Agent
+from slurm_watchdog.agent.agent import Agent
 from slurm_watchdog.agent.collectors.collector import Collector
 from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.agent.delivery.sender import Sender, Spool
@@ -24,6 +24,8 @@ from slurm_watchdog.base.loop import Signals
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.model.protocol import DumpStacks, Reply, WriteKillSwitch
+from slurm_watchdog.model.report import Report
+from slurm_watchdog.wire.codec import WireError, decode_report
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ def test_what_is_asked_between_two_reports_is_answered_in_one_out_of_turn(
     now = monotonic()
     assert service.tick(now)
     assert service.wanted_at() == float("inf")
-    orders = [(WriteKillSwitch(id="c1", job_id="7", path="/elsewhere", uid=1, content="", restarts=0),)]
+    command = WriteKillSwitch(id="c1", job_id="7", path="/elsewhere", uid=1, content="", restarts=0)
+    orders = [Reply(commands=(command,))]
     monkeypatch.setattr(service.sender, "orders", lambda: [orders.pop()] if orders else [])
     service.between(now + 0.1)
     assert service.agent.commands.has_results, "it is refused at once"
@@ -125,17 +128,79 @@ def test_what_fails_between_ticks_does_not_end_the_agent(service: Service, monke
     assert "commands: UnicodeEncodeError" in " ".join(service.agent.seen.problems)
 
 
-@pytest.mark.parametrize(
-    ("asked_s", "then_s"), [(None, 5.0), (0.0, 5.0), (3.0, 5.0), (13.0, 13.0), (3600.0, LONGEST_INTERVAL_S)]
-)
-def test_an_agent_reports_as_seldom_as_it_is_asked_to_and_says_so(
-    service: Service, asked_s: float | None, then_s: float
+def _sent(service: Service) -> Report:
+    """What was handed to the sender last."""
+    return decode_report(service.sender.left()[-1].body)
+
+
+def _hears(service: Service, monkeypatch: pytest.MonkeyPatch, *replies: Reply, orders: tuple[Reply, ...] = ()) -> None:
+    waiting, pushed = list(replies), list(orders)
+    monkeypatch.setattr(service.sender, "replies", lambda: [waiting.pop(0) for _ in replies[: len(waiting)]])
+    monkeypatch.setattr(service.sender, "orders", lambda: [pushed.pop(0) for _ in orders[: len(pushed)]])
+
+
+def test_what_has_not_changed_is_said_whole_every_30_s_and_graphs_see_all_of_each_look(service: Service) -> None:
+    now, sent = monotonic(), []
+    for tick in range(14):
+        assert service.tick(now + 5.0 * tick)
+        sent.append(_sent(service).same_as)
+    first = service.agent.sequence - 13
+    assert sent == [0, *[first] * 5, 0, *[first + 6] * 5, 0, first + 12]
+
+
+def test_a_controller_that_watches_closely_gets_whole_reports_the_first_at_once(
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent, now = service.agent, monotonic()
-    assert agent.tick(now).interval_s == 5.0
-    agent.hear(Reply(interval_s=asked_s), now)
-    assert (agent.interval_s, agent.tick(now + 5.0).interval_s) == (then_s, then_s)
-    agent.hear(Reply(), now)
-    assert agent.interval_s == then_s, "no word changes nothing"
-    agent.hear(Reply(interval_s=0.0), now)
-    assert agent.interval_s == 5.0
+    now = monotonic()
+    service.tick(now)
+    service.tick(now + 5.0)
+    assert _sent(service).same_as
+    _hears(service, monkeypatch, orders=(Reply(closely=True),))
+    service.between(now + 5.5)
+    assert service.wanted_at() == now + 5.0 + OUT_OF_TURN_S
+    service.between(now + 6.0)
+    assert not _sent(service).same_as
+    _hears(service, monkeypatch, Reply(), Reply(closely=True))
+    service.tick(now + 10.0)
+    assert not _sent(service).same_as
+    assert service.wanted_at() == float("inf"), "it is no news"
+    _hears(service, monkeypatch, Reply(closely=False))
+    service.tick(now + 15.0)
+    assert _sent(service).same_as
+
+
+def test_after_a_stream_was_lost_or_from_another_controller_the_next_report_is_whole(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = monotonic()
+    service.tick(now)
+    _hears(service, monkeypatch, Reply(controller_id="one", closely=True))
+    service.tick(now + 5.0)
+    _hears(service, monkeypatch, Reply(controller_id="one", closely=False))
+    service.tick(now + 10.0)
+    assert _sent(service).same_as
+    service.sender.breaks += 1
+    service.tick(now + 15.0)
+    assert not _sent(service).same_as
+    _hears(service, monkeypatch, Reply(controller_id="one", closely=True))
+    service.tick(now + 20.0)
+    _hears(service, monkeypatch, Reply(controller_id="two"))
+    service.tick(now + 25.0)
+    assert not _sent(service).same_as
+    service.tick(now + 30.0)
+    assert _sent(service).same_as, "what the one before wanted ends with it"
+
+
+def test_after_a_report_that_could_not_be_sent_the_next_is_whole(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, put = monotonic(), service.sender.put
+
+    def fails(report: Report) -> None:
+        raise WireError("too large")
+
+    monkeypatch.setattr(service.sender, "put", fails)
+    service.tick(now)
+    monkeypatch.setattr(service.sender, "put", put)
+    service.tick(now + 5.0)
+    assert not _sent(service).same_as

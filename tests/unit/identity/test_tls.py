@@ -422,7 +422,7 @@ def test_what_is_asked_comes_at_once_over_tls_as_well(ca: Path, port: Port) -> N
         port.do(lambda: stream.send(ORDERS, encode_reply(Reply(commands=asked))))
     found: list[object] = []
     until(lambda: bool(found.extend(sender.orders()) or len(found) == 3), 5.0)
-    assert found == [asked] * 3
+    assert found == [Reply(commands=asked)] * 3
     sender.put(Report(node="n1", boot_id="b", agent_id="a", sequence=2))
     until(lambda: len(port.reports) == 2)
     assert not sender.problem

@@ -28,8 +28,6 @@ from slurm_watchdog.wire.redact_values import masked
 if TYPE_CHECKING:
     from slurm_watchdog.agent.delivery.spool import Waiting
 
-LONGEST_INTERVAL_S = 30.0  # Half of the WatchdogSec= of the agent's unit, which takes each report for a sign of life.
-
 
 def node_name(config: Settings) -> str:
     """Slurm's name of this node: as configured, else SLURMD_NODENAME, else the short host name."""
@@ -50,7 +48,8 @@ class Agent:
         before = before or Handover()
         self.config, self.node, self.boot_id = config, node_name(config), read_words(BOOT_ID) or ""
         self.agent_id, self.sequence = uuid.uuid4().hex, 0
-        self.interval_s = config.agent.interval  # Between two reports: as configured, or as the controller asks.
+        self.interval_s = config.agent.interval
+        self.sums = before.sums
         self.context = context = make_context(config, self.node, self.boot_id, once, before.jobs, before.children)
         self.probes, self.jobs, self.gpus = context.workers, context.jobs, context.gpus
         self.collectors = Collectors(collectors, context)
@@ -108,9 +107,7 @@ class Agent:
         self.commands.advance(now)
 
     def hear(self, reply: Reply, now: float) -> None:
-        """Takes what the controller says about the jobs here, how often it wants reports, and its commands."""
-        if reply.interval_s is not None:
-            self.interval_s = max(self.config.agent.interval, min(reply.interval_s, LONGEST_INTERVAL_S))
+        """Takes what the controller says about the jobs here, and its commands."""
         self.jobs.hear(reply.watch, reply.running, now)
         self.commands.watch_jobs(reply.watch, now, self.jobs.running(now))
         self.obey(reply.commands, now)
@@ -150,6 +147,7 @@ class Agent:
             orphans=self.context.orphan_gpu_processes.memory(),
             jobs=self.jobs,
             commands=self.commands.memory(),
+            sums=self.sums,
             controller_id=controller_id,
         )
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.agent.agent import Agent
 from slurm_watchdog.agent.collectors.usage import parse_meminfo
+from slurm_watchdog.agent.frames import Frames
 from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.processes.exit_watch import Exits
 from slurm_watchdog.agent.processes.report_rows import reduced
@@ -25,7 +26,7 @@ from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.commit import JSON_SCHEMA_VERSION
 from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.config.types import split_address
-from slurm_watchdog.model.protocol import CollectEvidence, Command, DumpStacks
+from slurm_watchdog.model.protocol import CollectEvidence, DumpStacks, Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import WireError
 
@@ -107,8 +108,9 @@ class Service:
         self.echo = echo
         self.exits = Exits()
         self.controller_id = ""
+        self.frames = Frames()
         self._replied_at = float("inf")  # When the controller last took a report.
-        self._lost = 0
+        self._lost = self._breaks = 0
         self._news = False  # Something happened that is not to wait for the next tick.
         self._ticked_at = float("-inf")
         self.reload = Reload(file, agent.config, agent.probes, sender.controllers.recheck_files)
@@ -141,10 +143,16 @@ class Service:
             return False
         if self.echo:
             _print_json(report, pretty=False)
+        if self.sender.breaks != self._breaks:
+            self._breaks = self.sender.breaks
+            self.frames.forget()
+        frame = self.frames.frame(self.agent.sums.add(report, now), now)
+        if not frame.same_as:
+            self.agent.sums.begin()
         try:
-            self.sender.put(report)
+            self.sender.put(frame)
         except WireError as error:
-            self._put_less(report, str(error))
+            self._put_less(frame, str(error))
         return True
 
     def _put_less(self, report: Report, why: str) -> None:
@@ -155,6 +163,7 @@ class Service:
             self.sender.put(reduced(report, why))
         except WireError as error:
             log.error("nor can it be sent without long names: %s", error)
+            self.frames.forget()
 
     def between(self, now: float) -> None:
         """Takes what children and controller said meanwhile; results of commands, and that a rank has ended,
@@ -192,15 +201,21 @@ class Service:
             late = now - self._replied_at > max(LOST_AFTER_S, 2 * self.agent.interval_s)
             if late or self.sender.lost != self._lost or reply.controller_id != self.controller_id:
                 self.agent.collectors.retell()
+                self.frames.forget()
+            if reply.controller_id != self.controller_id:
+                self.frames.closely = False  # the one before wanted it
             self.controller_id, self._replied_at, self._lost = reply.controller_id, now, self.sender.lost
             loop.isolate("reply", partial(self.agent.hear, reply, now), None, loop.Isolated())
-            self._heed(reply.commands)
-        for commands in self.sender.orders():
-            loop.isolate("orders", partial(self.agent.obey, commands, now), None, loop.Isolated())
-            self._heed(commands)
+            self._heed(reply)
+        for order in self.sender.orders():
+            loop.isolate("orders", partial(self.agent.obey, order.commands, now), None, loop.Isolated())
+            self._heed(order)
 
-    def _heed(self, commands: tuple[Command, ...]) -> None:
-        if any(isinstance(command, DumpStacks | CollectEvidence) for command in commands):
+    def _heed(self, reply: Reply) -> None:
+        if reply.closely is not None:
+            self._news |= reply.closely and not self.frames.closely
+            self.frames.closely = reply.closely
+        if any(isinstance(command, DumpStacks | CollectEvidence) for command in reply.commands):
             self.agent.gpus.want_processes()  # a job is under suspicion: whose GPU is whose has to be known now
 
 
@@ -261,7 +276,7 @@ def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handov
     log.info("watching %s for %s every %g s", agent.node, config.controller_urls[0], config.agent.interval)
     loop.run_cadence(
         service.tick,
-        lambda: agent.interval_s,
+        agent.interval_s,
         signals,
         loop.share_of(agent.node),
         service.wake_fds,

@@ -3,10 +3,8 @@ what the recent past of each GPU tells. Pure: the moments are arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from msgspec.structs import replace
 
@@ -21,7 +19,6 @@ WORKS_CPU, WORKS_BYTES_S = 0.05, 1e5  # Who uses more works: a thread that looks
 LEAST_LOOK_S = 1.5  # Between two such looks: CPU time is counted in hundredths of a second.
 MOMENT_S = 15.0  # A call on a file that is over so soon: the process moves data. A longer one may be stuck.
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 THROTTLE_S, THROTTLED_FROM = 300.0, 0.05  # Time constant of shares of throttle reasons, and the least that is reported.
 MAX_REASONS = 16  # NVML has 9 (nvmlClocksEventReasons).
 MAX_GPUS = 64  # With their past; one that is exchanged replaces the oldest.
@@ -47,9 +44,10 @@ class ProcessSums:
     asleep: int = 0  # Looks since, that found it asleep.
     asleep_at: float = 0.0  # When the first of these was.
     worked_at: float | None = None  # When it was last seen to have worked since the look before; None: never.
-    _looked_at: float | None = None  # When that look was; None: there was none.
-    _looked_cpu_s: float = 0.0
-    _looked_io_bytes: int | None = None
+    looked_at: float | None = None  # When that look was; None: there was none.
+    looked_cpu_s: float = 0.0
+    looked_io_bytes: int | None = None
+    start_ticks: int = 0
 
     def update(self, process: Process, now: float) -> None:
         self._note_work(process, now)
@@ -78,11 +76,11 @@ class ProcessSums:
         self.at, self.cpu_s, self.io_bytes = now, process.cpu_s, process.io_bytes
 
     def _note_work(self, process: Process, now: float) -> None:
-        before_at, before_cpu_s, before_bytes = self._looked_at, self._looked_cpu_s, self._looked_io_bytes
+        before_at, before_cpu_s, before_bytes = self.looked_at, self.looked_cpu_s, self.looked_io_bytes
         passed_s = LEAST_LOOK_S if before_at is None else now - before_at
         if passed_s < LEAST_LOOK_S:
             return
-        self._looked_at, self._looked_cpu_s, self._looked_io_bytes = now, process.cpu_s, process.io_bytes
+        self.looked_at, self.looked_cpu_s, self.looked_io_bytes = now, process.cpu_s, process.io_bytes
         if before_at is None:
             self.worked_at = now
             return
@@ -172,10 +170,10 @@ class GpuSums:
     busy_since: float | None = None
     looks: int = 0
     clock_hz: Averages = field(default_factory=Averages)
-    power_w: Averages = field(default_factory=PowerAverages)
-    work_ratio: Averages | None = None  # None: it has not said anything yet, as cards without GPM never do.
+    power_w: PowerAverages = field(default_factory=PowerAverages)
+    work_ratio: PowerAverages | None = None  # None: it has not said anything yet, as cards without GPM never do.
     pids: tuple[int, ...] = ()  # Who computed on it last: its power and activity are usual for that program only.
-    throttled: Mapping[str, float] = field(default_factory=lambda: NOTHING)
+    throttled: dict[str, float] = field(default_factory=dict)
     """Under the load of those that compute on it now: empty again once it rests, or others do."""
     idle: float = 0.0  # Sum of the shares in which it did nothing,
     idle_looks: int = 0  # in so many looks since the last whole report.
@@ -187,7 +185,7 @@ class GpuSums:
             if self.pids and frozenset(self.pids).isdisjoint(gpu.pids):
                 self.power_w, self.work_ratio = PowerAverages(), None
             if set(self.pids) != set(gpu.pids):
-                self.throttled = NOTHING
+                self.throttled = {}
             self.pids = gpu.pids
         ratio = gpu.utilization_ratio
         if ratio is None:
@@ -201,7 +199,7 @@ class GpuSums:
         self.busy_since = _since(self.busy_since, ratio >= BUSY_RATIO, now)
         self.looks = self.looks + 1 if self.busy_since is not None else 0
         if self.idle_since is not None:
-            self.throttled = NOTHING
+            self.throttled = {}
         if self.looks > 1:  # the first busy look may have caught it on its way up
             self.clock_hz.add(gpu.sm_clock_hz, elapsed_s)
             self.power_w.add(gpu.power_w, elapsed_s)
@@ -232,7 +230,7 @@ class GpuSums:
 class NodeSums:
     """Of one node, for as long as its agent and its kernel live."""
 
-    processes: dict[tuple[int, int], ProcessSums] = field(default_factory=dict)
+    processes: dict[int, ProcessSums] = field(default_factory=dict)  # By pid.
     gpus: dict[str, GpuSums] = field(default_factory=dict)  # At most MAX_GPUS; what was looked at last is the last.
 
     def add(self, report: Report, now: float) -> Report:
@@ -240,9 +238,15 @@ class NodeSums:
         known, self.processes = self.processes, {}
         processes, gpus = [], []
         for row in report.processes:
-            key = row.pid, row.start_ticks
-            sums = known.get(key) or ProcessSums(now, row.cpu_s, row.io_bytes)
-            self.processes[key] = sums
+            sums = known.get(row.pid)
+            if sums is not None and sums.start_ticks != row.start_ticks:
+                sums = None
+            if sums is None and row.role is Role.HELPER and row.state != "D" and row.blocked is None:
+                processes.append(row)  # of these all that counts is whether they move data
+                continue
+            if sums is None:
+                sums = ProcessSums(now, row.cpu_s, row.io_bytes, start_ticks=row.start_ticks)
+            self.processes[row.pid] = sums
             sums.update(row, now)
             processes.append(sums.on(row, now))
         for gpu in report.gpus:
@@ -262,9 +266,7 @@ class NodeSums:
             past.idle, past.idle_looks = 0.0, 0
 
 
-def _throttled_now(
-    throttled: Mapping[str, float], reasons: tuple[str, ...] | None, elapsed_s: float
-) -> Mapping[str, float]:
+def _throttled_now(throttled: dict[str, float], reasons: tuple[str, ...] | None, elapsed_s: float) -> dict[str, float]:
     """A card that comes and goes with its heat is seen between two of its moments half of the time."""
     if reasons is None:
         return throttled
@@ -272,7 +274,7 @@ def _throttled_now(
         reason: _average(throttled.get(reason, 0.0), float(reason in reasons), elapsed_s, THROTTLE_S)
         for reason in {*throttled, *reasons[:MAX_REASONS]}
     }
-    return {reason: share for reason, share in shares.items() if share >= THROTTLED_FROM / 10} or NOTHING
+    return {reason: share for reason, share in shares.items() if share >= THROTTLED_FROM / 10}
 
 
 def _since(before: float | None, holds: bool, now: float) -> float | None:

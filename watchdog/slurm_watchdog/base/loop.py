@@ -150,7 +150,7 @@ def sleep(seconds: float) -> None:
 
 def run_cadence(
     tick: Callable[[float], bool],
-    interval_s: Callable[[], float],
+    interval_s: float,
     signals: Signals,
     share: float = 0.5,
     wake_fds: Callable[[], Iterable[int]] = tuple,
@@ -158,11 +158,10 @@ def run_cadence(
     took: Callable[[float], None] = lambda seconds: None,
     wanted_at: Callable[[], float] = lambda: float("inf"),
 ) -> None:
-    """Calls `tick(now)` every `interval_s()` until a signal says stop, or `signals.restart` is set.
+    """Calls `tick(now)` every `interval_s` until a signal says stop, or `signals.restart` is set.
 
-    After the first tick, and whenever `interval_s()` has become another, the next one comes after half an interval
-    and `share` (0 to 1) of another: where many machines were started in one moment, or are asked for another interval
-    one after the other, each has a moment of its own within it.
+    After the first tick the next one comes after half an interval and `share` (0 to 1) of another: where many machines
+    were started in one moment, each has a moment of its own within it.
 
     While it waits it calls `between(now)` whenever one of `wake_fds()` becomes readable, and at
     `wanted_at()`. Ticks stay on their grid: one that took long, or a pause of the whole process, delays the
@@ -170,7 +169,7 @@ def run_cadence(
     only then, systemd gets a sign of life. `took` is called with the duration of each tick.
     """
     due = clock.monotonic()
-    ready, every_s = False, 0.0
+    ready = is_placed = False
     while not signals.stop and not signals.restart:
         now = clock.monotonic()
         if now >= due:
@@ -179,9 +178,8 @@ def run_cadence(
                 ready = True
             ended = clock.monotonic()
             took(ended - now)
-            wanted_s = interval_s()
-            due = next_due(due, ended, every_s) if wanted_s == every_s else ended + (0.5 + share) * wanted_s
-            every_s = wanted_s
+            due = next_due(due, ended, interval_s) if is_placed else ended + (0.5 + share) * interval_s
+            is_placed = True
             continue
         soon = wanted_at()
         readable = wait_readable([signals.fileno(), *wake_fds()], min(due, soon) - now)

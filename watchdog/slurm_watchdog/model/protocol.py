@@ -127,4 +127,4 @@ class Reply(Struct):
     """SLURM_JOB_ID of every job that Slurm has on this node now, watched, ending or not; None: not known."""
     controller_id: str = ""  # New at every start of the controller: agents send the recent past again to it.
     closely: bool | None = None
-    """Whether each report from now on is to be whole: a job here is late, starts, or is asked about; None: as before."""
+    """Whether each report is to be whole from now on: a job here is late, starts or is asked about; None: as before."""

@@ -157,8 +157,8 @@ class Report(Struct):
     left_out: tuple[LeftOut, ...] = ()
     """What is not in `processes`: a release without this field takes them for ended, which is no harm."""
     state: bytes = b""
-    """A class for each process, GPU, mount and link of the node (slurm_watchdog.agent.frames). A controller compares it
-    with the one before and reads nothing in it."""
+    """Names the classes of all that the node has (slurm_watchdog.agent.frames): the same bytes of the same agent, the
+    same classes. A controller compares it with the one before and reads nothing in it."""
     same_as: int = 0
     """0: a whole report. Else a small one: the node is as the whole report of this number said (`HELD` has which of its
     fields hold), of the same agent and with the same `state`. One that is not known makes UNKNOWN: the node is heard,

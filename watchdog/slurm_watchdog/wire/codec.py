@@ -63,6 +63,7 @@ def _is_new(element: object, key: str, known: frozenset[str]) -> bool:
 MAX_NAME = 256  # Characters of a name: of a process (15), node (64), user (32), job, GPU, phase, state.
 MAX_SENTENCE = 1024
 MAX_PATH = 4096  # linux/limits.h
+MAX_STATE = 64  # Bytes of Report.state; agents send twenty.
 MAX_LENGTHS: Final[dict[str, int]] = {
     **dict.fromkeys(("path", "directory", "mount", "source", "device", "server", "probe", "variables"), MAX_PATH),
     **dict.fromkeys(("line", "error", "problems", "reason"), MAX_SENTENCE),
@@ -135,7 +136,7 @@ def encode_report(report: Report) -> bytes:
     them, and the door refuses them. Raises WireError if they exceed MAX_BYTES."""
     data = _encoder.encode(report)
     if any(odd.search(data) for odd in _ODD):
-        data = _encoder.encode(_finite(msgspec.to_builtins(report)))
+        data = _encoder.encode(_finite(msgspec.to_builtins(report, builtin_types=(bytes,))))
     return _bounded(data, "report")
 
 
@@ -165,6 +166,8 @@ def decode_report(data: bytes) -> Report:
     report = _decoded(data, "report", "report", _reports)
     if any(odd.search(data) for odd in _ODD) and not _moderate(report):
         raise WireError("not a report: a number in it is infinite, none, or has more than 64 bits with its sign")
+    if len(report.state) > MAX_STATE:
+        raise WireError(f"not a report: its state has {len(report.state)} bytes, and {MAX_STATE} are the most")
     if report.version != 1:
         raise WireError(f"report of version {report.version}: this end reads version 1; bring both to one release")
     return cut_texts(report) if may_have_long_text(data) else report

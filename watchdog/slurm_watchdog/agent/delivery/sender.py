@@ -33,7 +33,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.structs import printable
 from slurm_watchdog.config.agent import Security
 from slurm_watchdog.identity.secret_files import TlsFiles
-from slurm_watchdog.model.protocol import Command, Reply
+from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import WireError, encode_report
 from slurm_watchdog.wire.frames import ORDERS, REPORT, TAKEN, FrameError
@@ -118,7 +118,7 @@ class Sender:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
-        self._orders: queue.SimpleQueue[tuple[Command, ...]] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Reply] = queue.SimpleQueue()
         self._last: tuple[bytes, Reply] = (b"", Reply())
         self._link: ProvenStream | None = None
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -126,6 +126,7 @@ class Sender:
         self.heard_at = now()  # When the controller last took a report, or this was made.
         self.problem = ""  # Why the last attempt failed; empty while it works.
         self.lost = 0  # Reports that the controller will never have.
+        self.breaks = 0  # Streams that have ended: another controller may take the next.
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
 
     def start(self) -> None:
@@ -163,7 +164,7 @@ class Sender:
         _silence(self._read_fd)
         return _taken_from(self._replies)
 
-    def orders(self) -> list[tuple[Command, ...]]:
+    def orders(self) -> list[Reply]:
         """What was asked since the last call, between two replies."""
         return _taken_from(self._orders)
 
@@ -240,7 +241,7 @@ class Sender:
         if kind not in (TAKEN, ORDERS):
             raise FrameError("garbage", "it sent a frame that nothing asked for")
         if kind == ORDERS:
-            self._orders.put(parse_reply(body).commands)
+            self._orders.put(parse_reply(body))
             _ring(self._write_fd)
             return False
         self.heard_at = self._now()
@@ -256,6 +257,7 @@ class Sender:
     def _close(self) -> None:
         if self._link is not None:
             self._link.close()
+            self.breaks += 1
         self._link = None
 
     def _say(self, problem: str) -> None:

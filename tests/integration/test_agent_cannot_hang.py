@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
 from tests.agent_tree import (
     ANOTHER_USER,

@@ -4,6 +4,7 @@ makes of it."""
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,11 +15,13 @@ from typing import IO, Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from slurm_watchdog.agent.logs.job_logs import KEPT
 from slurm_watchdog.model.observations import EventKind, LogFile, Process, Role
 from slurm_watchdog.model.protocol import JobWatch, Reply
 from slurm_watchdog.model.report import Report
+from slurm_watchdog.wire.codec import encode_report
 from tests.agent_tree import (
     AgentProcess,
     Receiver,
@@ -613,3 +616,51 @@ def test_whatever_a_job_calls_itself_and_its_logs_the_agent_sees_it_and_goes_on(
         for process in processes:
             process.kill()
             process.wait(20)
+
+
+COMPUTES = "import time\nwhile True:\n    sum(range(200_000))\n    time.sleep(0.05)\n"
+
+
+@alone
+def test_while_ranks_train_reports_are_small_and_one_that_is_stopped_is_reported_whole_at_once(tmp_path: Path) -> None:
+    receiver = Receiver("7")
+    receiver.reply = replace(receiver.reply, closely=False)
+    rank = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", COMPUTES], env={**rank, "SLURM_PROCID": str(number)})
+        for number in range(4)
+    ]
+    agent = AgentProcess(tmp_path, receiver, interval_s=0.5)
+    try:
+        pids = {process.pid for process in processes}
+        until(lambda: receiver.reports and {p.pid for p in ranks(receiver.last(), "7")} == pids, 20, "all ranks")
+        until(lambda: all(report.same_as for _, report in receiver.reports[-6:]), 20, "small reports")
+        met = len(receiver.reports)
+        until(lambda: len(receiver.reports) >= met + 20, 20, "twenty more")
+        steady = [report for _, report in receiver.reports[met:]]
+        assert sum(not report.same_as for report in steady) <= 1, "but for the one of each 30 s"
+        assert max(len(encode_report(report)) for report in steady if report.same_as) <= 250
+        base = max(report.sequence for _, report in receiver.reports if not report.same_as)
+        assert steady[-1].same_as == base
+        stopped, at = processes[2], time.monotonic()
+        stopped.send_signal(signal.SIGSTOP)
+        until(lambda: not receiver.last().same_as, 5, "a whole report")
+        whole = next(report for came, report in receiver.reports if came > at and not report.same_as)
+        assert receiver.reports[-1][0] - at < 1.5
+        assert [row.pid for row in ranks(whole, "7") if row.state == "T"] == [stopped.pid]
+        met = len(receiver.reports)
+        until(lambda: len(receiver.reports) >= met + 4, 10, "four more")
+        assert not any(report.same_as for _, report in receiver.reports[met:]), "as long as it is stopped"
+        stopped.send_signal(signal.SIGCONT)
+        until(lambda: receiver.last().same_as, 5, "a small report")
+        again = [report for _, report in receiver.reports if not report.same_as][-1]
+        assert {row.state for row in ranks(again, "7")} <= {"R", "S"}
+        processes[3].kill()
+        processes[3].wait()
+        until(lambda: len(ranks(receiver.last(), "7")) == 3, 5, "a rank less, at once")
+    finally:
+        agent.close()
+        receiver.close()
+        for process in processes:
+            process.kill()
+            process.wait()

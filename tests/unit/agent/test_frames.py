@@ -104,7 +104,6 @@ NEWS = {
     "a problem": alike("problems", "gpu: OSError"),
     "rows that had no room": alike("left_out", LeftOut(job_id="7", uid=1, count=3)),
     "a helper that is stopped": with_process(process(), process(20, Role.HELPER, state="T", state_age_s=3.0)),
-    "a child that no one waited for": with_process(process(), process(20, Role.WORKER, state="Z", state_age_s=3.0)),
 }
 
 
@@ -121,7 +120,8 @@ NO_NEWS = {
     "a rank that runs": with_process(process(state="R")),
     "a moment in D": with_process(process(state="D")),
     "two looks in D": with_process(process(state="D", state_age_s=5.0)),
-    "a helper that no one waited for": with_process(process(), process(20, Role.HELPER, state="S")),
+    "a loader that no one waited for": with_process(process(), process(20, Role.WORKER, state="Z", state_age_s=5.0)),
+    "a helper that no one waited for": with_process(process(), process(20, Role.HELPER, state="Z", state_age_s=5.0)),
     "warmth": replace(CALM, gpus=(gpu(temperature_c=70.0, power_w=300.0, ecc_corrected=3, pcie_replays=5),)),
     "a slower cycle of the bus": replace(CALM, gpus=(gpu(pcie_link_generation=1),)),
     "use of memory": alike("usages", Usage(resource=Resource.MEMORY, used=70, limit=100)),

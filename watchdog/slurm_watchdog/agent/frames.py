@@ -189,9 +189,7 @@ def is_calm(report: Report) -> bool:
 
 def _is_in_trouble(row: Process) -> bool:
     stuck = stuck_in(row)
-    # A child that no one has waited for, or a shell that its user has stopped, may stay as it is for days.
-    lasting = {Role.RANK: "", Role.WORKER: "ZX", Role.HELPER: "ZXTt"}[row.role]
-    return bool(stuck) and not (isinstance(stuck, str) and stuck in lasting)
+    return bool(stuck) and (row.role is not Role.HELPER or stuck not in ("T", "t"))  # a shell may be so for days
 
 
 def stuck_in(row: Process) -> object:
@@ -200,7 +198,8 @@ def stuck_in(row: Process) -> object:
         return row.blocked.thread_id, row.blocked.syscall, row.blocked.path, row.blocked.mount
     if row.state == "D":
         return "D" if (row.state_age_s or 0.0) >= STUCK_S else ""
-    return row.state if row.state in "TtZX" else ""
+    # Children that no one has waited for come and go with the loaders of each epoch.
+    return row.state if row.state in ("TtZX" if row.role is Role.RANK else "Tt") else ""
 
 
 def _long_lived(report: Report) -> Iterator[Key]:

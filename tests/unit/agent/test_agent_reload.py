@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses, OrphanMemory
@@ -23,6 +24,7 @@ from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import ProcessMemory
 from slurm_watchdog.agent.reload.reload import COMMANDS_S, Handover, Reload, read_handover, write_handover
 from slurm_watchdog.agent.reload.settings import NO_CONTROLLER, Settings, settings_of
+from slurm_watchdog.agent.sums import NodeSums, recall
 from slurm_watchdog.agent.validate_config import validate, why_not
 from slurm_watchdog.agent.workers.answer_types import ConfigCheck
 from slurm_watchdog.agent.workers.child import frame
@@ -32,8 +34,9 @@ from slurm_watchdog.agent.workers.worker import Answer, InheritedWorker
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.config.loading import parse_config
-from slurm_watchdog.model.observations import Event, EventKind, LogFile, Role
+from slurm_watchdog.model.observations import Event, EventKind, Gpu, LogFile, Process, Role
 from slurm_watchdog.model.protocol import JobWatch
+from slurm_watchdog.model.report import Report
 from tests.builders.gpu_node import GRACE_S, Node
 from tests.builders.requests import plain_request
 
@@ -311,3 +314,18 @@ def test_an_orphan_that_was_told_of_is_told_of_by_the_next_agent_at_once(tmp_pat
             assert process.stdout is not None
             process.stdout.close()
         probes.close()
+
+
+def test_what_a_node_has_summed_up_is_known_to_the_agent_after_a_reload() -> None:
+    sums, rank = NodeSums(), Process(pid=3, start_ticks=4, job_id="7", role=Role.RANK, comm="x", state="R", uid=1)
+    for look in range(20):
+        gpu = Gpu(uuid="GPU-1", index=0, utilization_ratio=1.0, power_w=300.0, throttle=("sw_power_cap",))
+        report = Report(
+            node="n1", boot_id="b", agent_id="a", sequence=look, processes=(replace(rank, cpu_s=5.0 * look),), gpus=(gpu,)
+        )  # fmt: skip
+        sums.add(report, 5.0 * look)
+    after = recall(read_handover(write_handover(Handover(sums=sums.memory()))).sums)
+    assert after == sums
+    report = replace(report, gpus=(replace(gpu, power_w=310.0),))
+    assert after.add(report, 100.0) == sums.add(report, 100.0)
+    assert recall({"processes": {"3": {"of": "another release"}}}) == NodeSums() == recall({})

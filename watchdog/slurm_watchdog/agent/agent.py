@@ -17,6 +17,7 @@ from slurm_watchdog.agent.proc.files import BOOT_ID, read_words
 from slurm_watchdog.agent.processes.report_rows import choose
 from slurm_watchdog.agent.reload.reload import Handover, write_handover
 from slurm_watchdog.agent.reload.settings import Settings
+from slurm_watchdog.agent.sums import recall
 from slurm_watchdog.agent.workers.child import FIRST_TRIM, TRIM_EVERY, give_back_memory
 from slurm_watchdog.agent.workers.spawner import SpawnerDied
 from slurm_watchdog.base import clock, loop
@@ -49,7 +50,7 @@ class Agent:
         self.config, self.node, self.boot_id = config, node_name(config), read_words(BOOT_ID) or ""
         self.agent_id, self.sequence = uuid.uuid4().hex, 0
         self.interval_s = config.agent.interval
-        self.sums = before.sums
+        self.sums = recall(before.sums)
         self.context = context = make_context(config, self.node, self.boot_id, once, before.jobs, before.children)
         self.probes, self.jobs, self.gpus = context.workers, context.jobs, context.gpus
         self.collectors = Collectors(collectors, context)
@@ -147,7 +148,7 @@ class Agent:
             orphans=self.context.orphan_gpu_processes.memory(),
             jobs=self.jobs,
             commands=self.commands.memory(),
-            sums=self.sums,
+            sums=self.sums.memory(),
             controller_id=controller_id,
         )
 

@@ -23,7 +23,6 @@ from slurm_watchdog.agent.logs.open_logs import LogMemory
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import ProcessMemory
 from slurm_watchdog.agent.reload.settings import Settings, write_in_memory
-from slurm_watchdog.agent.sums import NodeSums
 from slurm_watchdog.agent.workers.answer_types import ConfigCheck
 from slurm_watchdog.agent.workers.child import decode, die_with_parent, encode
 from slurm_watchdog.agent.workers.pool import WorkerPool
@@ -45,7 +44,7 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     jobs: JobsHere = msgspec.field(default_factory=JobsHere)
     commands: tuple[str, ...] = ()  # Ids of those that were done or refused.
     controller_id: str = ""
-    sums: NodeSums = msgspec.field(default_factory=NodeSums)
+    sums: dict[str, Any] = {}  # slurm_watchdog.agent.sums.NodeSums
 
 
 def write_handover(handover: Handover) -> int:

@@ -21,7 +21,7 @@ from slurm_watchdog.model.incidents import Finding, Incident, IncidentKind, Stac
 from slurm_watchdog.model.observations import MountProbe, Role
 from slurm_watchdog.model.protocol import Command, CommandResult, DumpStacks, ProbeMount, Reply
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.recording.entries import FRAME, Entry
+from slurm_watchdog.recording.entries import Entry
 from slurm_watchdog.recording.recorder import Recorder
 from slurm_watchdog.replay.player import Player
 from tests.accuracy import looks
@@ -194,7 +194,7 @@ class Drive:
         entry = frame(replace(mail.report, age_s=age_s) if age_s else mail.report, t)
         if self._recorder is not None:
             self.player.advance(t, t)
-            self._recorder.record(FRAME, entry.body)
+            self._recorder.record(entry.what)
         reply = self._take(entry)
         if reply is not None and reply.closely is not None:
             self._closely[mail.report.node] = reply.closely

@@ -11,7 +11,6 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.recording.recorder import Recorder
 from slurm_watchdog.replay.player import replay
-from slurm_watchdog.replay.stand_ins import numbered_ids
 from tests.accuracy.cases import Case
 from tests.accuracy.drive import Drive, Story, seldom
 from tests.accuracy.healthy import Thing
@@ -44,7 +43,7 @@ def by_replay(scene: Scene) -> tuple[list[Incident], list[str]]:
         recorder = Recorder(file.name, max_waiting=0)
         story = direct(scene, recorder=recorder)
         recorder.close()
-        outcome = replay(file.read, seldom(Config(), COARSE_LOOKS_S), numbered_ids())
+        outcome = replay(file.readline, seldom(Config(), COARSE_LOOKS_S))
     found = [each for each in outcome.incidents if each.fired_at is not None]
     lived, played = ([(i.kind, i.fired_at, i.culprits) for i in each] for each in (story.incidents.values(), found))
     wrong = [*outcome.tally.skipped, *outcome.differs, *(f"{each} in one alone" for each in {*lived} ^ {*played})]

@@ -35,13 +35,12 @@ from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.detect.registry import causes_of
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.replay.player import replay
-from slurm_watchdog.replay.stand_ins import numbered_ids
 from tools.docs import alerts, detectors, options
 
 logging.disable(logging.ERROR)
 WELL = Health(level=Level.OK, headline="", reasons=(), jobs=())
 with open(sys.argv[1], "rb") as recording:
-    incidents = replay(recording.read, Config(), numbered_ids()).incidents
+    incidents = replay(recording.readline, Config()).incidents
 metrics = ControllerMetrics()
 metrics.show_health(WELL, incidents)
 page = [structs.asdict(open_incident(each, lambda _: False, "", "")) for each in incidents]

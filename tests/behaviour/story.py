@@ -26,7 +26,6 @@ from slurm_watchdog.model.actions import ActionEnd, ActionRun, Decision, Operati
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.notify.dispatcher import Notifier
-from slurm_watchdog.recording.entries import FRAME
 from slurm_watchdog.recording.recorder import Recorder
 from slurm_watchdog.wire.codec import encode_report
 from slurm_watchdog.wire.frames import REPORT
@@ -355,7 +354,7 @@ class Story:
             for node in self.cluster.nodes:
                 if node not in self.cluster.silent:
                     report = self.cluster.report(node, self._sequence, "a", again=again)
-                    self.controller.record(FRAME, REPORT + encode_report(report))
+                    self.controller.record(REPORT + encode_report(report))
                     for command in self.controller.accept(report).commands:
                         self.cluster.obey(node, command)
         self.timeline.after(1.0, self._world)

@@ -26,7 +26,6 @@ from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.recording.recorder import Recorder
 from slurm_watchdog.replay.player import Outcome, replay
-from slurm_watchdog.replay.stand_ins import numbered_ids
 from slurm_watchdog.slurm.client import Refusal, SlurmRefused
 from tests.behaviour.cluster import LOG, UID, Job, Scripted
 from tests.behaviour.story import DyingJournal, Story
@@ -315,7 +314,7 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Day, Outcome
     assert lived.recorder is not None
     lived.recorder.close()
     with (directory / "day.rec").open("rb") as file:
-        found = replay(file.read, parse_config(CONFIG), numbered_ids())
+        found = replay(file.readline, parse_config(CONFIG))
     yield lived, found
     lived.close()
 

@@ -5,54 +5,35 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-import msgspec
-
-from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
-from slurm_watchdog.recording.entries import (
-    BEGIN,
-    FRAME,
-    LISTING,
-    NO_ANSWER,
-    OWN,
-    TICK,
-    Begin,
-    Entry,
-    Listing,
-    NoAnswer,
-    Own,
-)
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.recording.entries import Answer, Begin, Entry, Tick, Value
 from slurm_watchdog.wire.codec import encode_report
 from slurm_watchdog.wire.frames import REPORT
 
 
-def entry(kind: bytes, at: float, value: Struct) -> Entry:
-    return Entry(kind, at, at, msgspec.msgpack.encode(value))
+def entry(at: float, what: bytes | Value) -> Entry:
+    return Entry(at, at, what)
 
 
 def begin(at: float) -> Entry:
-    return entry(BEGIN, at, Begin())
+    return entry(at, Begin())
 
 
 def frame(report: Report, at: float) -> Entry:
-    return Entry(FRAME, at, at, REPORT + encode_report(report))
+    return entry(at, REPORT + encode_report(report))
 
 
 def listing(at: float, jobs: Iterable[SlurmJob] = (), nodes: Iterable[SlurmNode] = ()) -> Entry:
-    return entry(LISTING, at, Listing(jobs=tuple(jobs), nodes=tuple(nodes)))
+    return entry(at, Answer(view=SlurmView(jobs=tuple(jobs), nodes=tuple(nodes))))
 
 
 def no_answer(at: float) -> Entry:
-    return entry(NO_ANSWER, at, NoAnswer(reason="timed out"))
-
-
-def own(at: float, what: Own) -> Entry:
-    return entry(OWN, at, what)
+    return entry(at, Answer(why_not="timed out", answered=False))
 
 
 def tick(at: float) -> Entry:
-    return Entry(TICK, at, at)
+    return entry(at, Tick())
 
 
 def ticks(since: float, until: float, every_s: float) -> Iterator[Entry]:

@@ -75,5 +75,5 @@ def test_a_hang_is_found_in_its_recording_with_the_same_culprit(cluster: Cluster
         assert abs(found["detected_after_s"] - live["detected_after_s"]) < 5
         assert [(d["action"], d["verdict"]) for d in found["decisions"]][-1] == ("requeue", "observed")
         with recording.open("rb") as file:
-            kinds = {each.kind for each in entries.read_entries(file.read, entries.Tally())}
-        assert kinds == {entries.BEGIN, entries.FRAME, entries.LISTING, entries.TICK, entries.OWN, entries.COMMAND}
+            kinds = {type(each.what) for each in entries.read_entries(file.readline, entries.Tally())}
+        assert kinds == {bytes, entries.Begin, entries.Answer, entries.Tick, entries.State, entries.Asked}

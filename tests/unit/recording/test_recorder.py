@@ -16,21 +16,17 @@ from hypothesis import strategies as st
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.recording.entries import (
-    BEGIN,
-    FRAME,
-    LISTING,
-    MAX_BODY,
-    OWN,
-    TICK,
+    MAX_BYTES,
+    Answer,
     Begin,
     Entry,
-    Listing,
     State,
     Tally,
+    Tick,
+    Value,
     pack,
     read_entries,
     settings_of,
-    value_of,
 )
 from slurm_watchdog.recording.recorder import Recorder
 from tests.builders.views import slurm_job
@@ -38,13 +34,13 @@ from tests.builders.views import slurm_job
 
 def entries(data: bytes) -> tuple[list[Entry], dict[str, int]]:
     tally = Tally()
-    return list(read_entries(io.BytesIO(data).read, tally)), tally.skipped
+    return list(read_entries(io.BytesIO(data).readline, tally)), tally.skipped
 
 
-def recorded(path: Path, *what: tuple[bytes, Any]) -> list[Entry]:
+def recorded(path: Path, *what: bytes | Value) -> list[Entry]:
     recorder = Recorder(str(path))
-    for kind, body in what:
-        recorder.record(kind, body)
+    for each in what:
+        recorder.record(each)
     recorder.close()
     assert recorder.dropped == 0
     return entries(path.read_bytes())[0]
@@ -57,27 +53,19 @@ def wait_until(condition: Any) -> None:
         time.sleep(0.01)
 
 
-def test_frames_are_written_as_they_are_and_in_their_order(tmp_path: Path) -> None:
-    found = recorded(tmp_path / "r", (FRAME, b"r\x00\xff\n"), (TICK, b""), (FRAME, b""))
-    assert [(each.kind, each.body) for each in found] == [(FRAME, b"r\x00\xff\n"), (TICK, b""), (FRAME, b"")]
+def test_what_comes_in_is_written_as_it_is_and_in_its_order(tmp_path: Path) -> None:
+    job, node = slurm_job(job_id="7_3", comment="watchdog=off"), SlurmNode(name="n1", address="10.0.0.1", state="DOWN")
+    what = (
+        Begin(release="x"),
+        b"r\x00\xff\n\x1a\x1an\x1ae",
+        Tick(),
+        b"",
+        Answer(view=SlurmView(jobs=(job,), nodes=(node,))),
+    )
+    found = recorded(tmp_path / "r", *what, State(paused="maintenance"))
+    assert [each.what for each in found] == [*what, State(paused="maintenance")]
     assert [each.at for each in found] == sorted(each.at for each in found)
     assert all(abs(each.wall - time.time()) < 60 for each in found)
-
-
-def test_of_a_listing_only_what_has_changed_is_written(tmp_path: Path) -> None:
-    job, node = slurm_job(job_id="7_3", comment="watchdog=off"), SlurmNode(name="n1", address="10.0.0.1", state="DOWN")
-    views = [SlurmView(jobs=jobs, nodes=(node,)) for jobs in ((job,), (job,), ())]
-    begin = Begin(release="x")
-    found = recorded(tmp_path / "r", *((LISTING, view) for view in views), (BEGIN, begin), (LISTING, views[0]))
-    whole = Listing(jobs=(job,), nodes=(node,))
-    listings = [value_of(each, Listing) for each in found if each.kind == LISTING]
-    assert listings == [whole, Listing(), Listing(gone_jobs=("7_3",)), whole]  # a controller that starts begins anew
-
-
-def test_what_a_controller_says_of_itself_is_written_when_it_changes(tmp_path: Path) -> None:
-    states = [State(), State(), State(paused="maintenance"), State()]
-    found = recorded(tmp_path / "r", *((OWN, state) for state in states))
-    assert [value_of(each, State).paused for each in found] == [None, "maintenance", None]
 
 
 def test_the_settings_have_no_password() -> None:
@@ -86,7 +74,7 @@ def test_the_settings_have_no_password() -> None:
     assert "secret" not in text and "warm_up" in text
 
 
-WHOLE = [Entry(FRAME, float(n), 100.0 + n, bytes([n]) * n) for n in range(40)]
+WHOLE = [Entry(float(n), 100.0 + n, bytes([n]) * n) for n in range(40)]
 
 
 @given(st.integers(0, 40 * 40), st.binary(max_size=50), st.integers(0, 60))
@@ -105,7 +93,7 @@ def test_damage_costs_what_is_damaged_and_nothing_else(place: int, instead: byte
 def test_what_was_cut_short_before_is_skipped_and_what_follows_is_read(tmp_path: Path) -> None:
     path = tmp_path / "r"
     path.write_bytes(pack(WHOLE[9])[:-3])  # the controller before was killed while it wrote
-    assert len(recorded(path, (TICK, b""))) == 1
+    assert len(recorded(path, Tick())) == 1
     assert entries(path.read_bytes())[1] == {"damaged, or cut short": 1}
 
 
@@ -116,11 +104,11 @@ def test_a_pipe_that_nobody_reads_holds_nobody_up(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     recorder = Recorder(str(fifo), max_waiting=10)
-    recorder.record(TICK)
+    recorder.record(Tick())
     wait_until(recorder._waiting.empty)
     time.sleep(0.1)  # now the thread waits for a reader
     for _ in range(100):
-        recorder.record(TICK)
+        recorder.record(Tick())
     assert recorder.dropped == 90
     read = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)  # lets the thread go on
     recorder.close()
@@ -132,7 +120,7 @@ def test_frames_that_wait_are_bounded_in_bytes(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     recorder, frame = Recorder(str(fifo)), bytes(8 << 20)
     for _ in range(20):
-        recorder.record(FRAME, frame)
+        recorder.record(frame)
     assert recorder.dropped == 12
     read = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     os.close(read)
@@ -142,7 +130,7 @@ def test_frames_that_wait_are_bounded_in_bytes(tmp_path: Path) -> None:
 def test_a_full_disk_costs_entries_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder("/dev/full")
     for _ in range(5):
-        recorder.record(LISTING, SlurmView(jobs=(slurm_job(),), nodes=()))
+        recorder.record(Answer(view=SlurmView(jobs=(slurm_job(),), nodes=())))
         wait_until(recorder._waiting.empty)
     recorder.close()
     assert recorder.dropped == 5
@@ -153,18 +141,18 @@ def test_a_full_disk_costs_entries_and_is_said_once(caplog: pytest.LogCaptureFix
 
 def test_an_entry_that_is_too_long_is_dropped_and_counted(tmp_path: Path) -> None:
     recorder = Recorder(str(tmp_path / "r"))
-    recorder.record(OWN, State(paused="x" * MAX_BODY))
-    recorder.record(TICK)
+    recorder.record(State(paused="x" * MAX_BYTES))
+    recorder.record(Tick())
     recorder.close()
     assert recorder.dropped == 1
-    assert [each.kind for each in entries((tmp_path / "r").read_bytes())[0]] == [TICK]
+    assert [each.what for each in entries((tmp_path / "r").read_bytes())[0]] == [Tick()]
 
 
 def test_a_file_that_cannot_be_opened_is_told_and_the_controller_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = Recorder(str(tmp_path / "missing" / "file"))
-    recorder.record(TICK)
+    recorder.record(Tick())
     recorder.close()
     assert recorder.dropped == 1
     assert "No such file or directory" in caplog.text
@@ -172,5 +160,5 @@ def test_a_file_that_cannot_be_opened_is_told_and_the_controller_goes_on(
 
 def test_a_recording_is_closed_to_others(tmp_path: Path) -> None:
     (tmp_path / "r").touch(mode=0o644)
-    recorded(tmp_path / "r", (TICK, b""))
+    recorded(tmp_path / "r", Tick())
     assert (tmp_path / "r").stat().st_mode & 0o777 == 0o600

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from io import BytesIO
 from typing import Any
 
-import msgspec
 import pytest
 
 from slurm_watchdog.config.loading import parse_config
@@ -15,20 +15,9 @@ from slurm_watchdog.model.observations import Gpu
 from slurm_watchdog.model.protocol import CommandResult, DumpStacks
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode
-from slurm_watchdog.recording.entries import (
-    BEGIN,
-    COMMAND,
-    FRAME,
-    Asked,
-    Begin,
-    Ended,
-    Entry,
-    State,
-    settings_of,
-)
-from slurm_watchdog.replay.player import Outcome, Player, play
-from slurm_watchdog.replay.stand_ins import numbered_ids
-from tests.builders.entries import begin, entry, frame, listing, no_answer, own, tick, ticks
+from slurm_watchdog.recording.entries import Asked, Begin, Ended, Entry, State, pack, settings_of
+from slurm_watchdog.replay.player import Outcome, Player, replay
+from tests.builders.entries import begin, entry, frame, listing, no_answer, tick, ticks
 from tests.builders.views import LOADER, RECV, process, slurm_job, stack
 
 NODES = tuple(SlurmNode(name=name, address="", state="IDLE") for name in ("n1", "n2"))
@@ -38,8 +27,12 @@ policy: {cooldown: 0s, budget_percent: 100, kinds: {gpu_fault: {ladder: [requeue
 """
 
 
+def play(flow: Iterable[Entry], config: Config | None = None) -> Outcome:
+    return replay(BytesIO(b"".join(map(pack, flow))).readline, config or Config())
+
+
 def replayed(flow: Iterable[Entry], config: Config | None = None) -> Outcome:
-    outcome = play(sorted(flow, key=lambda each: each.at), config or Config(), numbered_ids())
+    outcome = play(sorted(flow, key=lambda each: each.at), config)
     assert outcome.tally.skipped == {}
     return outcome
 
@@ -85,23 +78,23 @@ def test_times_are_dates_whatever_the_monotonic_clock_says() -> None:
 
 
 def test_entries_that_go_back_in_time_are_skipped_and_a_new_life_has_its_own_clock() -> None:
-    flow = [listing(50.0, nodes=NODES), listing(40.0), Entry(BEGIN, 7.0, 60.0, msgspec.msgpack.encode(Begin())),
+    flow = [listing(50.0, nodes=NODES), listing(40.0), Entry(7.0, 60.0, Begin()),
             listing(8.0, nodes=NODES)]  # fmt: skip
-    tally = play(flow, Config(), numbered_ids()).tally
+    tally = play(flow).tally
     assert (tally.used, tally.skipped) == (3, {"the time goes back": 1})
 
 
 def test_what_a_newer_release_wrote_is_skipped_and_named() -> None:
-    flow = [Entry(BEGIN, 1.0, 1.0, msgspec.msgpack.encode({"version": 9, "release": "7.0"})), Entry(b"?", 2.0, 2.0),
-            Entry(FRAME, 3.0, 3.0, b"zwhat"), Entry(FRAME, 3.0, 3.0, b"r\xc1")]  # fmt: skip
-    skipped = play(flow, Config(), numbered_ids()).tally.skipped
+    flow: list[Any] = [entry(1.0, Begin(version=9, release="7.0")), Entry(2.0, 2.0, ActionEnd(ok=True, ended_at=1.0, detail="")),  # type: ignore[arg-type]
+            entry(3.0, b"zwhat"), entry(3.0, b"r\xc1"), tick(4.0)]  # fmt: skip
+    skipped = play(flow).tally.skipped
     assert sum(skipped.values()) == 4
     assert any("version 9 of release 7.0" in why for why in skipped)
 
 
 def test_other_settings_than_the_recorded_ones_are_named() -> None:
     recorded = Begin(settings=settings_of(parse_config(ACT)))
-    found = play([entry(BEGIN, 1.0, recorded)], Config(), numbered_ids())
+    found = play([entry(1.0, recorded)])
     assert {"restart", "policy"} <= set(found.differs)
 
 
@@ -110,7 +103,7 @@ def test_other_settings_than_the_recorded_ones_are_named() -> None:
 
 def asked(node: str, at: float, command_id: str) -> Entry:
     command = DumpStacks(id=command_id, job_id="7", restarts=0, expires_s=25.0)
-    return entry(COMMAND, at, Asked(node=node, command=command))
+    return entry(at, Asked(node=node, command=command))
 
 
 def test_stacks_that_were_asked_then_are_one_look_at_the_whole_job_now() -> None:
@@ -151,10 +144,10 @@ def decided(*more: Entry, second_from: int = 1000) -> tuple[list[tuple[str, str]
     flow += [lost(t, *((0,) if t >= 110 else ()), *((1,) if t >= second_from else ())) for t in range(0, 250, 10)]
     found = replayed([*flow, *ticks(0.5, 250.0, 1.0), *more], parse_config(ACT))
     about = {each.id for each in found.incidents if each.kind == "gpu_fault"}
-    return [_shown(each) for each in found.decided if each.incident_id in about], found
+    return [_shentry(each) for each in found.decided if each.incident_id in about], found
 
 
-def _shown(decision: Decision) -> tuple[str, str]:
+def _shentry(decision: Decision) -> tuple[str, str]:
     return str(decision.verdict), decision.by
 
 
@@ -167,19 +160,19 @@ def test_a_recorded_action_that_failed_is_decided_again_and_one_that_helped_ends
     ok: bool, then: list[tuple[str, str]]
 ) -> None:
     end = Ended(subject="7.0", end=ActionEnd(ok=ok, ended_at=150.2, detail="over"))
-    _, found = decided(own(111.7, State(acting=("7.0",))), own(150.2, end), own(150.3, State()))
+    _, found = decided(entry(111.7, State(acting=("7.0",))), entry(150.2, end), entry(150.3, State()))
     first = found.incidents[0]
-    assert [_shown(each) for each in found.decisions(first)] == [("allowed", "gpu_fault"), *then]
+    assert [_shentry(each) for each in found.decisions(first)] == [("allowed", "gpu_fault"), *then]
     assert (first.resolution == "over") is ok
 
 
 def test_a_recorded_pause_holds_in_the_replay_until_it_ends() -> None:
-    pause = [own(50.1, State(paused="maintenance")), own(140.1, State())]
+    pause = [entry(50.1, State(paused="maintenance")), entry(140.1, State())]
     assert decided(*pause)[0] == [("suppressed", "paused"), ("allowed", "gpu_fault")]
 
 
 def test_while_the_recorded_controller_could_not_write_nothing_was_decided() -> None:
-    full = [own(50.1, State(journal_error="its disk is full")), own(140.1, State())]
+    full = [entry(50.1, State(journal_error="its disk is full")), entry(140.1, State())]
     assert decided(*full)[0] == [("allowed", "gpu_fault")]
     assert decided(full[0])[0] == []
 

@@ -46,7 +46,7 @@ def replay(asked: Asked, recordings: tuple[str, ...]) -> Answer:
     blind = [
         path
         for path, outcome in found
-        if path not in fired and outcome.tally.skipped_entries >= MUCH_SKIPPED * outcome.tally.entries
+        if path not in fired and sum(outcome.tally.skipped.values()) >= MUCH_SKIPPED * outcome.tally.entries
     ]
 
     def show_all() -> None:
@@ -67,7 +67,7 @@ def _replay_one(path: str, config: Config, new_id: Callable[[], str]) -> Outcome
     """The outcome of one recording; None, after a warning, if it cannot be read or is none."""
     try:
         with opened(path) as file:
-            outcome = play(file.read1, config, new_id)
+            outcome = play(file.readline, config, new_id)
     except (Unreadable, NoRecording) as error:
         warn(error if isinstance(error, Unreadable) else f"{_name(path)} {error}")
         return None

@@ -39,7 +39,6 @@ from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.lease import Alone, Lease
 from slurm_watchdog.notify.dispatcher import Notifier, make_notifier
 from slurm_watchdog.notify.programs import SendFailed, post_json, read_url
-from slurm_watchdog.recording.entries import FRAME
 from slurm_watchdog.recording.recorder import Recorder
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
@@ -300,7 +299,7 @@ async def open_doors(
         knows_nodes=lambda: state.slurm_at is not None,
         is_active=is_active,
         commands=controller.commands,
-        record=lambda frame: controller.record(FRAME, frame),
+        record=controller.record,
     )
     agents, address = door.server(), split_address(config.controller.listen)
     await (agents.start_unix(identity.socket) if isinstance(identity, OwnUser) else agents.start(*address))

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.capped import Shortage
-from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.decider import Decider
 from slurm_watchdog.controller.actions.decision_inputs import CHUNK, DecisionPorts
@@ -162,7 +161,7 @@ class Controller:
                 close_incident=self.news.close_incident,
                 metrics=metrics,
                 blind=self.blind,
-                record=self._record,
+                record=self.record,
                 past=self.ledger,
                 tester=outside.tester,
                 why_left_alone=lambda job: self.decider.why_left_alone(job),  # noqa: PLW0108 - there is no decider yet
@@ -225,10 +224,10 @@ class Controller:
             closely=report.node in self.commands.close or report.node in self.state.unsure_of,
         )
 
-    def record(self, kind: bytes, body: bytes | Struct = b"") -> None:
+    def record(self, what: bytes | entries.Value) -> None:
         """What comes in at this moment, for a recording, if there is one."""
         if self.recorder is not None:
-            self.recorder.record(kind, body)
+            self.recorder.record(what)
 
     async def read_slurm(self) -> None:
         """One listing of jobs and nodes. No answer changes nothing and is said."""
@@ -240,7 +239,7 @@ class Controller:
                 log.warning("%s: %s", what, error)
             self.slurm_error = str(error)
             self.state.slurm_problem = error.reason if error.answered else ""
-            self.record(entries.NO_ANSWER, entries.NoAnswer(reason=error.reason, answered=error.answered))
+            self.record(entries.Answer(why_not=error.reason, answered=error.answered))
             return
         if self.slurm_error is not None:
             log.info("Slurm answers again")
@@ -249,7 +248,7 @@ class Controller:
         self._unreadable.count(view)
         self.state.apply_slurm(view, now, clock.wall())
         self.ledger.note_drains(view.nodes)
-        self.record(entries.LISTING, view)
+        self.record(entries.Answer(view=view))
 
     def slurm_notes(self) -> list[str]:
         """What people should know of how Slurm is seen: less than everything, in another way, or not for long."""
@@ -298,7 +297,7 @@ class Controller:
             self.writer.catch_up()
             if self.recorder is not None:
                 self._record_itself()
-            self.record(entries.TICK)
+            self.record(entries.Tick())
             findings = self.judge.detect(now)
             self.evidence.serve(findings, now)
             self.reach.serve(self.judge.view)
@@ -337,7 +336,7 @@ class Controller:
             paused, drained = self.journal.paused(), len(self.journal.node_entries("drained"))
         except JournalError as error:
             problem = str(error)
-        self._record(
+        self.record(
             entries.State(
                 paused=None if paused is None else paused[0],
                 journal_error=problem,
@@ -346,19 +345,13 @@ class Controller:
             )
         )
 
-    def _record(self, what: entries.Own) -> None:
-        self.record(entries.OWN, what)
-
     def _record_request(self, asked: entries.Request) -> None:
         self._record_itself()  # someone may have paused it since the last tick
-        self._record(asked)
+        self.record(asked)
 
     def _begin_recording(self) -> None:
-        cluster, settings = self.config.cluster_name, entries.settings_of(self.config)
-        self.record(entries.BEGIN, entries.Begin(release=__version__, cluster=cluster, settings=settings))
-        self.commands.on_ask = lambda node, command: self.record(
-            entries.COMMAND, entries.Asked(node=node, command=command)
-        )
+        self.record(entries.Begin(release=__version__, settings=entries.settings_of(self.config)))
+        self.commands.on_ask = lambda node, command: self.record(entries.Asked(node=node, command=command))
 
     @property
     def journal_error(self) -> str | None:

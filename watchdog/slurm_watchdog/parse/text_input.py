@@ -101,7 +101,7 @@ def text_of(data: bytes) -> str:
 
 @contextmanager
 def opened(path: str) -> Iterator[Any]:
-    """A file of which `read1` gives the unpacked bytes. Raises Unreadable, EOFError."""
+    """A file of which `read1` and `readline` give the unpacked bytes. Raises Unreadable, EOFError."""
     try:
         if path == "-":
             yield _unpack(sys.stdin.buffer, path)
@@ -159,8 +159,13 @@ class _Unpacking:
 
     def read1(self, size: int) -> bytes:
         """At most `size` bytes; none at the end. Raises EOFError if the program could not unpack all."""
-        assert self._process.stdout is not None
-        data: bytes = self._process.stdout.read1(size)  # type: ignore[attr-defined]
+        return self._whole(self._process.stdout.read1(size))  # type: ignore[union-attr]
+
+    def readline(self, size: int) -> bytes:
+        """The same of a line."""
+        return self._whole(self._process.stdout.readline(size))  # type: ignore[union-attr]
+
+    def _whole(self, data: bytes) -> bytes:
         if not data and self._process.wait() != 0:
             raise EOFError
         return data

@@ -1,2 +1,1 @@
-"""A *recording* (docs/recordings.md): frames of agents, answers of Slurm and ticks as they came, written by `controller
---record`; `replay` feeds them to a controller without levers."""
+"""A *recording* (docs/recordings.md): what came in to a controller; `--record` writes it, `replay` feeds it."""

@@ -1,17 +1,16 @@
 """Feeds a recording to the service's own controller, on the recording's clock: frames, Slurm's answers, ticks and what
 people asked for come when they came. Nothing is asked of anyone, and nothing is done.
 
-A detector, a rule or a limit that differs now is the only thing that can come out differently; also, what was not asked
-of a node then cannot be answered now.
+Only a detector, a rule or a limit that differs now comes out differently; what was not asked then is not answered now.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, cast
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.structs import picked
@@ -26,7 +25,7 @@ from slurm_watchdog.model.incidents import Incident, MountProbeRequest, StackReq
 from slurm_watchdog.model.protocol import DumpStacks, ProbeMount, Reply
 from slurm_watchdog.notify.dispatcher import Notifier
 from slurm_watchdog.recording import entries
-from slurm_watchdog.recording.entries import Entry, Own, Tally, read_entries, value_of
+from slurm_watchdog.recording.entries import OF_RELEASE_0_1, Entry, Tally, read_entries
 from slurm_watchdog.recording.recorder import Recorder
 from slurm_watchdog.replay.stand_ins import (
     RecordedCommands,
@@ -40,9 +39,7 @@ from slurm_watchdog.slurm.client import SlurmClient
 from slurm_watchdog.wire.codec import WireError, decode_report
 from slurm_watchdog.wire.frames import REPORT
 
-T = TypeVar("T")
 MOST_INCIDENTS = 1_000_000
-OF_RELEASE_0_1 = b'{"t":'
 
 
 class NoRecording(Exception):
@@ -63,33 +60,20 @@ class Outcome:
         return tuple(each for each in self.decided if each.incident_id == incident.id)
 
 
-def replay(read: Callable[[int], bytes], config: Config, new_id: Callable[[], str]) -> Outcome:
-    """Replays the recording that `read(n)` gives in pieces of at most n bytes. Raises NoRecording, and what `read`
-    raises."""
-    tally, head = Tally(), b""
-
-    def read_on(size: int) -> bytes:
-        nonlocal head
-        data = read(size)
-        head = head or data[: len(OF_RELEASE_0_1)]
-        return data
-
-    outcome = play(read_entries(read_on, tally), config, new_id, tally)
-    if tally.used:
+def replay(readline: Callable[[int], bytes], config: Config, new_id: Callable[[], str] | None = None) -> Outcome:
+    """Replays the recording of which `readline(n)` gives the lines, or n bytes of one. `new_id` names incidents. Raises
+    NoRecording, and what `readline` raises."""
+    with Player(config, new_id) as player:
+        for entry in read_entries(readline, player.tally):
+            player.take(entry)
+        outcome = player.outcome()
+    if (tally := outcome.tally).used:
         return outcome
-    if head == OF_RELEASE_0_1:
+    if OF_RELEASE_0_1 in tally.skipped:
         todo = "replay it with that release, or record again: slurm-watchdog controller --record FILE"
         raise NoRecording(f"is a trace of release 0.1: {todo}")
     what = "holds no entry of a recording" if tally.entries else "is empty"
     raise NoRecording(f"{what}; `slurm-watchdog controller --record FILE` writes recordings")
-
-
-def play(flow: Iterable[Entry], config: Config, new_id: Callable[[], str], tally: Tally | None = None) -> Outcome:
-    """Replays entries."""
-    with Player(config, new_id, tally) as player:
-        for entry in flow:
-            player.take(entry)
-        return player.outcome()
 
 
 class Player:
@@ -101,20 +85,17 @@ class Player:
         self,
         config: Config,
         new_id: Callable[[], str] | None = None,
-        tally: Tally | None = None,
         *,
         commands: Callable[[], CommandQueue] = RecordedCommands,
         recorder: Recorder | None = None,
     ):
         """`commands` and `recorder`: of a simulation, whose agents answer, and which may be recorded."""
-        self._make_commands, self._recorder = commands, recorder
-        self.config, self.tally = config, tally or Tally()
-        self._new_id = new_id or numbered_ids()
-        self._settings = entries.settings_of(config)
+        self.config, self.tally, self._recorder = config, Tally(), recorder
+        self._outside = Outside(commands=commands, actions=ReplayActions, new_id=new_id or numbered_ids())
         self._differs: set[str] = set()
         self._ahead_s = 0.0  # Of the date, to the monotonic clock.
-        self._loop: TimelessLoop | None = None
-        self._clock = clock.simulated(self._time, lambda: self._time() + self._ahead_s)
+        self._loop, self._began = TimelessLoop(0.0), False
+        self._clock = clock.simulated(lambda: self._loop.now, lambda: self._loop.now + self._ahead_s)
 
     def __enter__(self) -> Player:
         self._clock.__enter__()
@@ -126,150 +107,106 @@ class Player:
         self._journal.close()
         self._clock.__exit__(None, None, None)
 
-    def _time(self) -> float:
-        return 0.0 if self._loop is None else self._loop.now
-
     def take(self, entry: Entry) -> Reply | None:
         """Lets the time until this entry pass, and takes it over. Returns what the controller answers to a frame."""
-        if entry.kind == entries.BEGIN or self._loop is None:
-            self._begin_life(entry)
-        assert self._loop is not None
+        if isinstance(entry.what, entries.Begin) or not self._began:
+            self._end_life()
+            self._began, self._loop, self._ahead_s = True, TimelessLoop(entry.at), entry.wall - entry.at
+            self._do(self._begin_life())
         if entry.at < self._loop.now:
-            self.tally.skip("the time goes back")
+            self.tally.skipped["the time goes back"] += 1
             return None
         self.advance(entry.at, entry.wall)
         try:
-            reply = self._apply(entry)
+            reply = self._do(self._apply(entry.what))
         except (ValueError, WireError) as error:
-            self.tally.skip(f"not of this release ({one_line(str(error), 80)})")
+            self.tally.skipped[f"not of this release ({one_line(str(error), 80)})"] += 1
             return None
         self.tally.used += 1
         return reply
 
     def advance(self, at: float, wall: float) -> None:
         """Lets the time until then pass."""
-        assert self._loop is not None
         self._ahead_s = wall - at
         self._loop.run_to(at)
 
-    def within(self, work: Callable[[], T]) -> T:
-        """Does something as the controller would, and all that follows from it at this moment."""
-        assert self._loop is not None
-
-        async def run() -> T:
-            return work()
-
-        done = self._loop.run_until_complete(run())
+    def _do(self, work: Coroutine[Any, Any, Reply | None]) -> Reply | None:
+        """Does something in the controller's loop, and all that follows from it at this moment."""
+        done = self._loop.run_until_complete(work)
         self._loop.run_to(self._loop.now)
         return done
 
-    def _begin_life(self, entry: Entry) -> None:
+    async def _begin_life(self) -> None:
         """A controller starts, with the journal of the one before."""
-        self._end_life()
-        self._loop, self._ahead_s = TimelessLoop(entry.at), entry.wall - entry.at
         self._slurm = RecordedSlurm()
-        outside = Outside(commands=self._make_commands, actions=ReplayActions, new_id=self._new_id)
-
-        def build() -> None:
-            self.controller = Controller(
-                self.config, journal=self._journal, slurm=cast(SlurmClient, self._slurm),
-                notifier=Notifier(self._journal.outbox), metrics=ControllerMetrics(),
-                recorder=self._recorder, outside=outside,
-            )  # fmt: skip
-            self.controller.actions.resume_open_actions()
-
-        self.within(build)
+        self.controller = Controller(
+            self.config, journal=self._journal, slurm=cast(SlurmClient, self._slurm), outside=self._outside,
+            notifier=Notifier(self._journal.outbox), metrics=ControllerMetrics(), recorder=self._recorder,
+        )  # fmt: skip
+        self.controller.actions.resume_open_actions()
 
     def _end_life(self) -> None:
-        if self._loop is None:
-            return
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         self._loop.run_to(self._loop.now)
         self._loop.close()
-        self._loop = None
 
     # ------------------------------------------------------------------------------------ entries
 
-    def _apply(self, entry: Entry) -> Reply | None:
+    async def _apply(self, what: bytes | entries.Value) -> Reply | None:
         """Raises ValueError or WireError where it cannot be understood."""
-        match entry.kind:
-            case entries.BEGIN:
-                begin: entries.Begin = value_of(entry, entries.Begin)
-                if begin.version != entries.VERSION:
-                    raise ValueError(f"it has version {begin.version} of release {begin.release}")
-                self._differs |= {name for name, each in begin.settings.items() if each != self._settings.get(name)}
-            case entries.FRAME:
-                return self._take_frame(entry.body[:1], entry.body[1:])
-            case entries.LISTING | entries.NO_ANSWER:
-                self._slurm.take(
-                    value_of(entry, entries.Listing if entry.kind == entries.LISTING else entries.NoAnswer)
-                )
-                assert self._loop is not None
-                self._loop.run_until_complete(self.controller.read_slurm())
-            case entries.TICK:
-                self.within(self.controller.tick)
-            case entries.COMMAND:
-                self._note_command(value_of(entry, entries.Asked))
-            case entries.OWN:
-                own: Own = value_of(entry, Own)
-                self.within(lambda: self._follow(own))
-            case _:
-                raise ValueError(f"an entry of kind {entry.kind!r}")
+        controller, actions = self.controller, cast(ReplayActions, self.controller.actions)
+        match what:
+            case bytes():
+                if what[:1] != REPORT:
+                    raise ValueError(f"a frame of kind {what[:1]!r}")
+                return controller.accept(decode_report(what[1:]))
+            case entries.Begin():
+                if what.version != entries.VERSION:
+                    raise ValueError(f"it has version {what.version} of release {what.release}")
+                ours = entries.settings_of(self.config)
+                self._differs |= {name for name, each in what.settings.items() if each != ours.get(name)}
+            case entries.Answer():
+                self._slurm.answer = what
+                await controller.read_slurm()
+            case entries.Tick():
+                controller.tick()
+            case entries.Asked():
+                self._note_command(what)
+            case entries.State():
+                self._journal.state = actions.state = what
+            case entries.Ended():
+                actions.end(what)
+            case entries.Touched():
+                at = None if what.age_s is None else self._loop.now - what.age_s
+                controller.state.runs.note_action(what.job_id, what.restarts, at)
+            case entries.Request():
+                if (job := controller.state.jobs.get(what.job_id)) is None:
+                    raise ValueError("a restart of a job that is not listed")
+                with suppress(JournalError):  # it could not be written, and so it was refused
+                    controller.decider.ask_restart(
+                        job, what.exclude, what.reason, what.by, at_once=what.at_once, wish=Wish(what.wish),
+                        within_s=what.within_s,
+                    )  # fmt: skip
         return None
-
-    def _take_frame(self, kind: bytes, body: bytes) -> Reply:
-        if kind != REPORT:
-            raise ValueError(f"a frame of kind {kind!r}")
-        report = decode_report(body)
-        return self.within(lambda: self.controller.accept(report))
 
     def _note_command(self, asked: entries.Asked) -> None:
         """What was asked of a node then is asked now: its answer, which is about that moment, comes soon."""
-        command, evidence, now = asked.command, self.controller.evidence, self._time()
-        commands = cast(RecordedCommands, self.controller.commands)
-        if commands.note(asked.node, command):
+        command, evidence, now = asked.command, self.controller.evidence, self._loop.now
+        if cast(RecordedCommands, self.controller.commands).note(asked.node, command):
             return
         if isinstance(command, DumpStacks):
             jobs = self.controller.state.jobs.values()
             job_id = next((job.job_id for job in jobs if job.process_id == command.job_id), command.job_id)
-            self.within(lambda: evidence.dump(StackRequest(job_id=job_id), now))
+            evidence.dump(StackRequest(job_id=job_id), now)
         elif isinstance(command, ProbeMount):
-            probe = picked(MountProbeRequest, command, "mount", "directory", "uid", nodes=(asked.node,))
-            self.within(lambda: evidence.probe(probe, now))
-        commands.note(asked.node, command)
-
-    def _follow(self, own: Own) -> None:
-        """What the recorded controller says of itself, and what people asked of it."""
-        actions = cast(ReplayActions, self.controller.actions)
-        match own:
-            case entries.State():
-                self._journal.follow(own)
-                actions.follow(own)
-            case entries.Ended():
-                actions.end(own)
-            case entries.Touched():
-                at = None if own.age_s is None else self._time() - own.age_s
-                self.controller.state.runs.note_action(own.job_id, own.restarts, at)
-            case entries.Request():
-                job = self.controller.state.jobs.get(own.job_id)
-                if job is None:
-                    raise ValueError("a restart of a job that is not listed")
-                with suppress(JournalError):  # it could not be written, and so it was refused
-                    self.controller.decider.ask_restart(
-                        job, own.exclude, own.reason, own.by, at_once=own.at_once, wish=Wish(own.wish),
-                        within_s=own.within_s,
-                    )  # fmt: skip
+            evidence.probe(picked(MountProbeRequest, command, "mount", "directory", "uid", nodes=(asked.node,)), now)
 
     def outcome(self) -> Outcome:
         """What there is to say by now."""
-        self._journal.follow(entries.State())  # it can be read again
-        open_ones = [] if self._loop is None else list(self.controller.judge.incidents)
+        self._journal.state = entries.State()  # it can be read again
+        open_ones = list(self.controller.judge.incidents) if self._began else []
         written = [each for each in self._journal.incidents(limit=MOST_INCIDENTS) if each.fired_at is not None]
         found = {each.id: each for each in (*written, *open_ones)}
-        return Outcome(
-            incidents=tuple(sorted(found.values(), key=lambda each: (each.opened_at, each.id))),
-            decided=tuple(self._journal.decided),
-            tally=self.tally,
-            differs=tuple(sorted(self._differs)),
-        )
+        incidents = sorted(found.values(), key=lambda each: (each.opened_at, each.id))
+        return Outcome(tuple(incidents), tuple(self._journal.decided), self.tally, tuple(sorted(self._differs)))

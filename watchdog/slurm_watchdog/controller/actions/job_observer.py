@@ -44,7 +44,7 @@ from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import COMES, is_known
 from slurm_watchdog.model.supervisor import BATCH_STEP, OrderAnswer, SupervisorStatus
 from slurm_watchdog.nodetest.judge import NodeVerdict
-from slurm_watchdog.recording.entries import Own
+from slurm_watchdog.recording.entries import Ended, Touched
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 
 
@@ -64,7 +64,7 @@ class Tools:
     close_incident: Callable[[Incident, str], None]
     metrics: ControllerMetrics
     blind: Callable[[float], str | None]
-    record: Callable[[Own], None]  # Takes what a recording has to say of actions.
+    record: Callable[[Ended | Touched], None]  # Takes what a recording has to say of actions.
     past: NodeLedger
     tester: Callable[[str, Sequence[str]], Awaitable[Sequence[NodeVerdict]]] | None
     why_left_alone: Callable[[SlurmJob], str]  # Why its owner wants the job left alone, a sentence; else empty.

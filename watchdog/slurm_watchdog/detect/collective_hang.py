@@ -298,8 +298,10 @@ def not_joined(job: JobView, finding: Finding, patience_s: float) -> Finding | N
 
     Never acted on: the others may still be started, and a restart would not start them either.
     """
+    if job.progress is not None or job.run_age_s < patience_s:
+        return None
     absent = absent_ranks(job)
-    if job.progress is not None or not absent or job.run_age_s < patience_s:
+    if not absent:
         return None
     voted = vote(job.snapshots, job.ranks)
     joining = voted.groups and all(group.place is Place.RENDEZVOUS for group in voted.groups)

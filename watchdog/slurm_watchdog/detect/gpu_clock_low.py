@@ -48,7 +48,8 @@ def detect(view: ClusterView, job: JobView) -> Finding | None:
     slow: list[tuple[RankGpu, float, float]] = []
     for group in compared:
         usual_hz = median(clock_hz for _, clock_hz in group)
-        low = [(each, clock_hz, usual_hz) for each, clock_hz in group if _is_low(each, clock_hz, usual_hz)]
+        least_hz = usual_hz * (1 - PEERS_SHARE)
+        low = [(each, hz, usual_hz) for each, hz in group if hz < least_hz and _is_low(each, hz)]
         slow += [each for each in low if _has_a_past(each[0]) or _is_odd(each[0], each[1], group)]
     if not slow or 2 * len(slow) > sum(len(group) for group in groups.values()):
         return finding.ok(f"the busy GPUs of job {job_id} run alike")
@@ -68,10 +69,9 @@ def detect(view: ClusterView, job: JobView) -> Finding | None:
     )
 
 
-def _is_low(each: RankGpu, clock_hz: float, peers_hz: float) -> bool:
+def _is_low(each: RankGpu, clock_hz: float) -> bool:
+    """Whether a clock that is low for its peers is low for this GPU, too."""
     own_hz = each.view.usual_sm_clock_hz
-    if clock_hz >= peers_hz * (1 - PEERS_SHARE):
-        return False
     return own_hz is None or clock_hz < own_hz * (1 - OWN_SHARE) or _is_held_back(each)
 
 

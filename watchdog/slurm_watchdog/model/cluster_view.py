@@ -351,6 +351,7 @@ class ClusterView(Struct):
     now: float
     watched_s: float = 0.0  # Since the first look: what is older was not seen.
     jobs: Sequence[JobView] = ()
+    judged: Sequence[JobView] | None = None  # The same as they were judged last, where to make them of now takes time.
     filesystems: tuple[FilesystemView, ...] = ()
     reporting_nodes: tuple[str, ...] = ()
     silent_nodes: tuple[str, ...] = ()
@@ -371,6 +372,11 @@ class ClusterView(Struct):
     date: float | None = None  # Of `now`, as seconds since the epoch; None: no one has said.
     asked: frozenset[str] | None = None
     """Subjects of the open incidents: of nothing else it need be said that it is well. None: of all."""
+
+    @property
+    def ageless_jobs(self) -> Sequence[JobView]:
+        """The jobs, for who reads no age of them."""
+        return self.jobs if self.judged is None else self.judged
 
     def last_heard(self, node: NodeView) -> float:
         """When the node's newest report was made."""

@@ -113,10 +113,10 @@ _AGES = {
 def later(view: JobView, by_s: float) -> JobView:
     """A view that was made of a ticking `now`, as it is so much later if nothing has come, in plain numbers; the ages
     of its processes stay as they were."""
-    known: dict[Any, Any] = view.__dict__ | {"ranks": view.ranks, "gpu_uuids": view.gpu_uuids}
+    known = view.__dict__ | {"ranks": view.ranks, "gpu_uuids": view.gpu_uuids}
     found: JobView = _later(view, by_s)
     # What was worked out of it once holds for all moments; what `by_identity` remembers is of its own.
-    found.__dict__.update({name: each for name, each in known.items() if isinstance(name, str)})
+    found.__dict__.update({name: each for name, each in known.items() if hasattr(JobView, name)})
     return found
 
 

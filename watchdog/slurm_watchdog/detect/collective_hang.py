@@ -271,7 +271,7 @@ def _has_errands(job: JobView, rank: ProcessView) -> bool:
 def _does_nothing_else(job: JobView, rank: ProcessView, now: float, seen: Steady) -> bool:
     """Whether its process is known to move no data, its workers to rest, and its GPU, where the job has any,
     to idle."""
-    if rank.cpu_ratio is None or moves_data(rank):
+    if rank.process.cpu_ratio is None or moves_data(rank):
         return False
     workers = [
         each

@@ -39,7 +39,7 @@ def detect(view: ClusterView, job: JobView) -> Finding | None:
     finding = SPEC.about_job(job_id)
     groups: dict[str, list[tuple[RankGpu, float]]] = {}
     for each in job.gpus:
-        clock_hz = each.view.recent_sm_clock_hz
+        clock_hz = each.view.gpu.recent_sm_clock_hz
         if each.view.busy_since is not None and clock_hz is not None:
             groups.setdefault(each.view.gpu.name, []).append((each, clock_hz))
     compared = [group for group in groups.values() if len(group) > PEERS]
@@ -71,13 +71,13 @@ def detect(view: ClusterView, job: JobView) -> Finding | None:
 
 def _is_low(each: RankGpu, clock_hz: float) -> bool:
     """Whether a clock that is low for its peers is low for this GPU, too."""
-    own_hz = each.view.usual_sm_clock_hz
+    own_hz = each.view.gpu.usual_sm_clock_hz
     return own_hz is None or clock_hz < own_hz * (1 - OWN_SHARE) or _is_held_back(each)
 
 
 def _has_a_past(each: RankGpu) -> bool:
     """Whether more than its peers speaks against it."""
-    return each.view.usual_sm_clock_hz is not None or _is_held_back(each)
+    return each.view.gpu.usual_sm_clock_hz is not None or _is_held_back(each)
 
 
 def _is_odd(each: RankGpu, clock_hz: float, group: list[tuple[RankGpu, float]]) -> bool:
@@ -100,9 +100,11 @@ def _why(each: RankGpu) -> str:
 
 def _facts(each: RankGpu) -> str:
     shares = [
-        f", {share:.0%} of five minutes held back by {why}" for why, share in each.view.throttled if why not in CHOSEN
+        f", {share:.0%} of five minutes held back by {why}"
+        for why, share in each.view.gpu.throttled
+        if why not in CHOSEN
     ]
-    usual_hz = each.view.usual_sm_clock_hz
+    usual_hz = each.view.gpu.usual_sm_clock_hz
     usual = "" if usual_hz is None else f", usually {usual_hz / 1e6:.0f} MHz under load"
     return f"{gpu_values(each)}{''.join(shares)}{usual}"
 

@@ -35,8 +35,6 @@ class ProcessView(Struct):
     process: Process
     seen_age_s: float  # Since the report that last held it.
     gone_s: float | None = None  # Since the first report without it, or with a zombie; None while it is there.
-    cpu_ratio: float | None = None  # Cores that it used, on average over half a minute; None: not seen for so long.
-    io_bytes_s: float | None = None  # Bytes a second that it read and wrote through system calls, over the same time.
     storage_age_s: float | None = None
     """Since it was last seen waiting for a disk or a file for a moment, as one that moves data; None: never."""
     worked_age_s: float | None = None

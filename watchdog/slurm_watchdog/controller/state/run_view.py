@@ -188,8 +188,6 @@ def process_views(run: Run, now: float, nodes: Nodes) -> tuple[ProcessView, ...]
                 process=process,
                 seen_age_s=seen_s,
                 gone_s=None if gone_at is None else age(gone_at),
-                cpu_ratio=process.cpu_ratio,
-                io_bytes_s=process.io_bytes_s,
                 storage_age_s=None if waited_s is None else age(at - waited_s),
                 worked_age_s=worked_s,
                 quiet_s=None if quiet_s is None else age((seen_at if quiet_s < LAST_BUSY_S else at) - quiet_s),

@@ -23,21 +23,28 @@ def card(rank: int, doing: str, **changes: Any) -> RankGpu:
     """The GPU of a rank: it `trains`, `spins`, is `busy` (power not known), or `idles`."""
     power = {"trains": 330.0, "spins": 110.0, "busy": None, "idles": 68.0}[doing]
     idle = doing == "idles"
+    row: dict[str, Any] = {
+        "uuid": f"GPU-{rank}",
+        "index": rank,
+        "utilization_ratio": 0.0 if idle else 1.0,
+        "power_w": power,
+        "recent_power_w": None if idle or power is None else power + 40,
+        "usual_power_w": None if power is None else 330.0,
+    }
+    row |= {name: changes.pop(name) for name in list(changes) if name in Gpu.__struct_fields__}
     given: dict[str, Any] = {
         "node": "n1" if rank < 2 else "n2",
-        "gpu": Gpu(uuid=f"GPU-{rank}", index=rank, utilization_ratio=0.0 if idle else 1.0, power_w=power),
+        "gpu": Gpu(**row),
         "seen_at": NOW - 2,
         "idle_since": NOW - 5000 if idle else None,
         "busy_since": None if idle else NOW - 5000,
-        "recent_power_w": None if idle or power is None else power + 40,
-        "usual_power_w": None if power is None else 330.0,
     }
     return RankGpu(rank=rank, pid=100 + rank, view=GpuView(**{**given, **changes}))
 
 
 def rank(number: int, cpu: float | None = 0.0, io: float | None = None, **changes: Any) -> ProcessView:
     storage = changes.pop("storage_age_s", None)
-    return replace(seen(number, **changes), cpu_ratio=cpu, io_bytes_s=io, storage_age_s=storage)
+    return replace(seen(number, cpu_ratio=cpu, io_bytes_s=io, **changes), storage_age_s=storage)
 
 
 def four(doing: str = "spins", cpu: float | None = 1.0, **changes: Any) -> JobView:

@@ -100,7 +100,7 @@ NEWS = {
     "a process without a job": alike(
         "gpu_holders", GpuHolder(pid=4, start_ticks=5, uid=1, user="u", comm="c", state="S", orphan_for_s=60.0)
     ),
-    "what an owner wants": alike("wishes", JobDirectives(job_id="7", restarts=0, variables=(("A", "1"),))),
+    "what an owner wants": alike("wishes", JobDirectives(job_id="7", restarts=0, variables=(("A", "1"),), uid=0)),
     "a problem": alike("problems", "gpu: OSError"),
     "rows that had no room": alike("left_out", LeftOut(job_id="7", uid=1, count=3)),
     "a helper that is stopped": with_process(process(), process(20, Role.HELPER, state="T", state_age_s=3.0)),

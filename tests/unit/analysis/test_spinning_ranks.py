@@ -58,7 +58,7 @@ def view(
         odd = look_at(at_s)
         steady = follow(steady, [odd], NOW - age_s + at_s)
         dumps.append(snapshot(age_s - at_s, [*(stack(r, RECV) for r in range(4) if r != odd.rank), odd]))
-    processes = tuple(replace(seen(r), cpu_ratio=1.0 if r == rank else 0.0, io_bytes_s=0.0) for r in range(4))
+    processes = tuple(seen(r, cpu_ratio=1.0 if r == rank else 0.0, io_bytes_s=0.0) for r in range(4))
     given = {
         "progress": progress(age_s), "snapshots": tuple(dumps[-3:]), "steady": tuple(steady.values()), "processes": processes,
     }  # fmt: skip
@@ -184,7 +184,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "a checkpoint is being written": {"checkpoints_on_disk": (Checkpoint(job_id="7", directory="/c", writing=True),)},
     "a stack showed that it saves": {"saving_age_s": 20.0},
     "a worker computes": {
-        "processes": (*view().processes, replace(seen(3, role=Role.WORKER, pid=900), cpu_ratio=0.9)),
+        "processes": (*view().processes, seen(3, role=Role.WORKER, pid=900, cpu_ratio=0.9)),
     },
     "of a worker nothing is known": {"processes": (*view().processes, seen(3, role=Role.WORKER, pid=900))},
     "of its own process nothing is known": {"processes": tuple(seen(rank) for rank in range(4))},
@@ -204,7 +204,7 @@ def test_spinning_rank_is_cleared_by_any_contrary_or_missing_fact(what: str) -> 
 
 
 def test_an_idle_gpu_and_workers_that_rest_do_not() -> None:
-    resting = replace(seen(3, role=Role.WORKER, pid=900), cpu_ratio=0.0, io_bytes_s=0.0)
+    resting = seen(3, role=Role.WORKER, pid=900, cpu_ratio=0.0, io_bytes_s=0.0)
     found = judge(view(gpus=(busy_gpu(idle_since=NOW - 600.0),), processes=(*view().processes, resting)))
     assert found.truth is Truth.BAD
 

@@ -73,7 +73,7 @@ def moved(still_s: float, *, trained: int = 5, looks: int = 4, pauses: tuple[flo
 def stepless(*places: tuple[str, ...], cpu_s: float = 0.0, **changes: Any) -> JobView:
     """A run of as many ranks as `places`, no step of which was ever read; each stands where it stood, and
     uses `cpu_s` from one dump to the next, 100 s later. As if it had trained and then stopped 700 s ago."""
-    ranks = [replace(seen(r), cpu_ratio=0.0, io_bytes_s=0.0) for r in range(len(places))]
+    ranks = [seen(r, cpu_ratio=0.0, io_bytes_s=0.0) for r in range(len(places))]
     dumps = tuple(
         snapshot(210 - 100 * n, [stack(r, p, cpu_s=cpu_s * n) for r, p in enumerate(places)]) for n in range(3)
     )
@@ -110,7 +110,7 @@ def test_a_training_without_steps_that_has_stopped_is_a_hang_that_names_who_the_
 
 def test_a_stopped_rank_of_a_training_without_steps_is_acted_on_once_the_others_have_stopped_too() -> None:
     view = stepless(BARRIER, COMPUTE, BARRIER, BARRIER)
-    frozen = replace(seen(1, state="T", state_age_s=650.0), cpu_ratio=0.0)
+    frozen = seen(1, state="T", state_age_s=650.0, cpu_ratio=0.0)
     view = replace(view, processes=(view.processes[0], frozen, *view.processes[2:]))
     assert [c.rank for c in hang(view).culprits] == [1]
     (found,) = rank_stopped.detect(cluster(view), HANG)
@@ -144,7 +144,7 @@ def raised(age_s: float, *, rank: int | None = None) -> ErrorLine:
 
 def alone(place: tuple[str, ...], **changes: Any) -> JobView:
     """`stepless` of a job that is one process."""
-    only = replace(seen(0, world_size=1), cpu_ratio=0.0, io_bytes_s=0.0)
+    only = seen(0, world_size=1, cpu_ratio=0.0, io_bytes_s=0.0)
     return stepless(place, **{"job": slurm_job(nodes=("n1",)), "processes": (only,), **changes})
 
 
@@ -204,7 +204,7 @@ HEALTHY = {
     ),
     "a worker moves data": stepless(
         BARRIER, LOADER, BARRIER, BARRIER,
-        processes=(*(replace(seen(r), cpu_ratio=0.0) for r in range(4)), replace(seen(1, pid=300), io_bytes_s=5e7, cpu_ratio=0.1)),
+        processes=(*(seen(r, cpu_ratio=0.0) for r in range(4)), seen(1, pid=300, io_bytes_s=5e7, cpu_ratio=0.1)),
     ),
     "a rank downloads": stepless(
         BARRIER, LOADER, BARRIER, BARRIER, snapshots=talking(stepless(BARRIER, LOADER, BARRIER, BARRIER).snapshots, 1, ("a 0", "a 9e5", "a 2e6"))
@@ -323,7 +323,7 @@ def test_a_rank_of_two_that_raised_and_cannot_exit_is_named_with_its_exception_t
 def test_a_starved_rank_that_every_dump_found_running_is_never_said_to_do_nothing() -> None:
     spin = ("spin (t.py)", "train (t.py)")
     running = [snapshot(210 - 100 * n, [stack(0, BARRIER), stack(1, spin, cpu_s=0.4 * n, state="R")]) for n in range(3)]
-    ranks = tuple(replace(seen(r, world_size=2), cpu_ratio=0.0, io_bytes_s=0.0) for r in range(2))
+    ranks = tuple(seen(r, world_size=2, cpu_ratio=0.0, io_bytes_s=0.0) for r in range(2))
     here = slurm_job(nodes=("n1",))
     view = stepless(BARRIER, spin, snapshots=tuple(running), processes=ranks, job=here)
     shown = loop_state(view, NOW, 600.0)

@@ -125,14 +125,6 @@ def test_a_wish_counts_as_the_owners_from_a_node_of_this_run_while_it_runs(
     assert dropped == 1 - len(kept.wishes)
 
 
-def test_a_wish_of_an_earlier_releases_agent_counts_where_the_owner_has_a_process() -> None:
-    job, old = slurm_job(job_id="7", uid=OWNER), replace(WISH, uid=-1)
-    for uid, counts in ((OWNER, True), (OTHER, False)):
-        rows = (process(0, job_id="7", uid=uid),)
-        told = Report(node="n1", boot_id="b", agent_id="a", sequence=1, processes=rows, wishes=(old,))
-        assert bool(of_owners(told, {"7": job}.get)[0].wishes) == counts
-
-
 def test_a_pending_job_of_somebody_else_is_not_switched_off_by_what_was_said_before_it_ran() -> None:
     """A process of another user, with the job's number in its environment, on a node that the job never gets."""
     state = ClusterState(silent_after_s=15, report_lifetime_s=60)

@@ -44,7 +44,7 @@ def ranks(state: ClusterState, now: float) -> tuple[ProcessView, ...]:
 def test_what_the_whole_one_said_counts_as_seen_now() -> None:
     state = cluster(WHOLE, SMALL)
     first = ranks(state, 1006.0)[0]
-    assert (first.seen_age_s, first.cpu_ratio, first.worked_age_s, first.quiet_s) == (1.0, 1.0, 1.0, 4.0)
+    assert (first.seen_age_s, first.process.cpu_ratio, first.worked_age_s, first.quiet_s) == (1.0, 1.0, 1.0, 4.0)
     assert first.storage_age_s == 46.0, "what ran on has run on"
     node = state.nodes.view("n1")
     assert node is not None and node.gpus[0].idle_since == 950.0

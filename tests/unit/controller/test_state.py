@@ -474,7 +474,7 @@ def test_a_process_that_uses_no_time_ever_is_one_of_which_that_is_not_known() ->
     for _ in range(8):
         cluster.report(process(0), process(1, cpu_s=7.0), process(2, state="D"))
     zero, one, two = cluster.job.ranks
-    assert (zero.cpu_ratio, one.cpu_ratio) == (None, 0.0)
+    assert (zero.process.cpu_ratio, one.process.cpu_ratio) == (None, 0.0)
     assert (one.storage_age_s, two.storage_age_s) == (None, 0.0)
 
 

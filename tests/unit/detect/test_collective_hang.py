@@ -139,18 +139,19 @@ def test_a_rank_whose_data_loader_works_is_not_accused(
     rank_does: dict[str, float], worker_does: dict[str, float]
 ) -> None:
     rests = {"cpu_ratio": 0.01, "io_bytes_s": 0.0}
-    ranks = tuple(replace(seen(r), **{**rests, **(rank_does if r == 2 else {})}) for r in range(4))
-    worker = replace(seen(2, pid=202, role=Role.WORKER, comm="pt_data_worker"), **{**rests, **worker_does})
+    ranks = tuple(seen(r, **{**rests, **(rank_does if r == 2 else {})}) for r in range(4))
+    worker = seen(2, pid=202, role=Role.WORKER, comm="pt_data_worker", **{**rests, **worker_does})
     finding = judge(**HUNG, processes=(*ranks, worker))
     assert (finding.truth, finding.culprits) == (Truth.UNKNOWN, ())
-    starved = replace(worker, process=replace(worker.process, state="R"), **rests)
+    starved = replace(worker, process=replace(worker.process, state="R", **rests))
     assert judge(**HUNG, processes=(*ranks, starved)).truth is Truth.UNKNOWN, (
         "ready to run, on a node without a free core"
     )
     of_another = replace(worker, process=replace(worker.process, rank=1), node="n1")
-    rest = tuple(replace(each, **rests) for each in ranks)
+    resting = replace(worker, process=replace(worker.process, **rests))
+    rest = tuple(seen(r, **rests) for r in range(4))
     assert judge(**HUNG, processes=(*rest, of_another)).truth is Truth.BAD, "only what the named one's own do"
-    assert judge(**HUNG, processes=(*rest, replace(worker, **rests))).truth is Truth.BAD
+    assert judge(**HUNG, processes=(*rest, resting)).truth is Truth.BAD
 
 
 @pytest.mark.parametrize(
@@ -261,7 +262,7 @@ def everybody(age_s: float = 135.0, *, doing: str = "spins", **changes: Any) -> 
     """All four ranks in one collective, their GPUs as `doing` has it."""
     cards = tuple(changes.pop(f"g{rank}", card(rank, doing)) for rank in range(4))
     given = {"progress": progress(age_s), "snapshots": ALL_WAIT, "gpus": cards}
-    ranks = tuple(replace(seen(rank), cpu_ratio=1.0, io_bytes_s=0.0) for rank in range(4))
+    ranks = tuple(seen(rank, cpu_ratio=1.0, io_bytes_s=0.0) for rank in range(4))
     return judge(**{**given, "processes": ranks, **changes})
 
 
@@ -270,7 +271,7 @@ def test_all_ranks_in_the_same_collective_is_told_and_acted_on_after_two_minutes
     assert (early.truth, early.culprits, early.actionable) == (Truth.BAD, (), False)
     assert (late.truth, late.culprits, late.actionable) == (Truth.BAD, (), True)
     assert early.wanted == (StackRequest(job_id="7", apart_s=9.0, later_s=20.0),), "all dumps are to be alike"
-    idle = tuple(replace(seen(rank), cpu_ratio=0.0, io_bytes_s=0.0) for rank in range(4))
+    idle = tuple(seen(rank, cpu_ratio=0.0, io_bytes_s=0.0) for rank in range(4))
     assert everybody(processes=idle, gpus=()).actionable
 
 
@@ -293,7 +294,7 @@ def test_all_ranks_in_the_same_collective_wait_half_an_hour_for_a_network_if_the
 
 
 def test_the_rank_whose_gpu_does_nothing_in_the_collective_of_all_is_named() -> None:
-    ranks = tuple(replace(seen(rank), cpu_ratio=0.0 if rank == 2 else 1.0, io_bytes_s=0.0) for rank in range(4))
+    ranks = tuple(seen(rank, cpu_ratio=0.0 if rank == 2 else 1.0, io_bytes_s=0.0) for rank in range(4))
     named = everybody(g2=card(2, "idles"), processes=ranks)
     assert [(each.rank, each.reason) for each in named.culprits] == [
         (2, "is in the collective, too, and its GPU does nothing")
@@ -313,7 +314,7 @@ def test_links_that_are_down_are_said_and_waited_for() -> None:
             )
             for n, name in enumerate(names)
         )
-        ranks = tuple(replace(seen(rank), cpu_ratio=0.0, io_bytes_s=0.0) for rank in range(4))
+        ranks = tuple(seen(rank, cpu_ratio=0.0, io_bytes_s=0.0) for rank in range(4))
         view = job(progress=progress(age_s), snapshots=ALL_WAIT, processes=ranks)
         nodes = (
             NodeView(name="n2", reported_at=9999.0, events=events),
@@ -426,7 +427,7 @@ def test_stacks_that_move_are_no_hang_however_long() -> None:
 
 def alone(lines: tuple[str, ...]) -> JobView:
     """A job of one rank that stands in `lines`, dump after dump, and does nothing, nor does anybody else of it."""
-    rank = replace(seen(0, world_size=1), cpu_ratio=0.0, io_bytes_s=0.0)
+    rank = seen(0, world_size=1, cpu_ratio=0.0, io_bytes_s=0.0)
     return job(job=slurm_job(nodes=("n1",)), processes=(rank,), progress=progress(400.0), snapshots=still(lines))
 
 
@@ -458,7 +459,7 @@ def test_a_rank_that_has_no_peers_and_may_be_waiting_for_something_is_not_accuse
 @pytest.mark.parametrize("ratio", [0.9, None])
 def test_a_rank_that_has_no_peers_is_not_accused_while_its_loaders_work_or_are_not_known(ratio) -> None:
     view = alone(LOADER)
-    worker = replace(seen(0, pid=500, role=Role.WORKER, world_size=1), cpu_ratio=ratio, io_bytes_s=0.0)
+    worker = seen(0, pid=500, role=Role.WORKER, world_size=1, cpu_ratio=ratio, io_bytes_s=0.0)
     assert judge_one(replace(view, processes=(*view.processes, worker))).truth is not Truth.BAD
 
 

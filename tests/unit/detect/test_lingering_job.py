@@ -251,8 +251,10 @@ def test_one_of_two_ranks_may_have_ended_alone(changes: dict[str, Any]) -> None:
 
 
 def helper(comm: str = "torchrun", cpu: float | None = 0.0, **changes: Any) -> ProcessView:
-    process = Process(pid=99, start_ticks=5, job_id="7", role=Role.HELPER, comm=comm, state="S", uid=1000, **changes)
-    return ProcessView(node="n1", process=process, seen_age_s=1.0, cpu_ratio=cpu)
+    process = Process(
+        pid=99, start_ticks=5, job_id="7", role=Role.HELPER, comm=comm, state="S", uid=1000, cpu_ratio=cpu, **changes
+    )
+    return ProcessView(node="n1", process=process, seen_age_s=1.0)
 
 
 def nobody(gone_s: float = 610.0, *others: ProcessView, **changes: Any) -> Finding:

@@ -156,8 +156,8 @@ def test_slurms_word_counts_after_a_few_listings_in_a_row(silent: int, listings:
 def test_an_agent_that_has_been_quiet_as_long_as_its_node_is_not_said_to_report() -> None:
     """Slurm may know of a lost node before an agent counts as silent."""
     view = cluster(0, of=4, states={"n2": "DOWN*"})
-    nodes = tuple(replace(each, reported_at=NOW - 20.0) if each.name == "n2" else each for each in view.nodes)
-    (found,) = [f for f in node_down.detect(replace(view, nodes=nodes)) if f.truth is Truth.BAD]
+    view = replace(view, heard_at={**view.heard_at, "n2": NOW - 20.0})
+    (found,) = [f for f in node_down.detect(view) if f.truth is Truth.BAD]
     assert "its agent has not reported for 20 s, too" in found.summary
 
 
@@ -192,8 +192,7 @@ def test_a_slurm_that_never_answered_counts_from_the_controllers_start() -> None
 
 def just_silent(count: int, age_s: float) -> ClusterView:
     view = replace(cluster(count, of=200), silent_after_s=45.0)
-    nodes = [replace(n, reported_at=NOW - age_s) if n.name in view.silent_nodes else n for n in view.nodes]
-    return replace(view, nodes=tuple(nodes))
+    return replace(view, heard_at={**view.heard_at, **dict.fromkeys(view.silent_nodes, NOW - age_s)})
 
 
 def test_many_that_fall_silent_together_are_told_once_it_shows_how_many_they_are() -> None:

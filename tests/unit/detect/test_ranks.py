@@ -164,8 +164,12 @@ def gpus(idle: dict[int, float], ranks: int = 8, busy_s: float = 5000.0) -> tupl
     )  # fmt: skip
 
 
+def used_before(each: RankGpu) -> RankGpu:
+    return replace(each, view=replace(each.view, gpu=replace(each.view.gpu, usual_sm_clock_hz=1.98e9)))
+
+
 def quiet(rank: int, cpu_ratio: float | None = 0.0, io_bytes_s: float | None = 0.0) -> Any:
-    return replace(seen(rank), cpu_ratio=cpu_ratio, io_bytes_s=io_bytes_s)
+    return seen(rank, cpu_ratio=cpu_ratio, io_bytes_s=io_bytes_s)
 
 
 def idle(view: JobView) -> Finding:
@@ -225,13 +229,10 @@ def test_a_gpu_that_idles_for_very_long_is_told_even_if_the_job_makes_steps() ->
 
 def test_a_gpu_that_was_never_used_is_not_needed_where_the_job_makes_steps() -> None:
     steps = tuple(StepTime(step=n, seconds=10.0, at=NOW - 40 + 10 * n, logged=True) for n in range(4))
-    used = tuple(
-        each if each.rank == 5 else replace(each, view=replace(each.view, usual_sm_clock_hz=1.98e9))
-        for each in gpus({5: 1000.0})
-    )
+    used = tuple(each if each.rank == 5 else used_before(each) for each in gpus({5: 1000.0}))
     assert idle(standing({5: 1000.0}, progress=progress(2.0), step_times=steps, gpus=used)).truth is not Truth.BAD
     assert idle(standing({5: 90.0}, gpus=used)).truth is Truth.BAD  # it makes no step: that may be why
-    all_used = tuple(replace(each, view=replace(each.view, usual_sm_clock_hz=1.98e9)) for each in used)
+    all_used = tuple(used_before(each) for each in used)
     assert idle(standing({5: 1000.0}, progress=progress(2.0), step_times=steps, gpus=all_used)).truth is Truth.BAD
 
 

@@ -211,7 +211,7 @@ def _wait_for_others_to_join(places: Sequence[RankPlace]) -> bool:
 
 def _a_gpu_computes(job: JobView) -> bool:
     """Whether a GPU of it draws nearly what it draws in training."""
-    known = [(each.view.gpu.power_w, each.view.usual_power_w) for each in job.gpus]
+    known = [(each.view.gpu.power_w, each.view.gpu.usual_power_w) for each in job.gpus]
     return any(power is not None and usual is not None and power >= FALLEN_POWER * usual for power, usual in known)
 
 

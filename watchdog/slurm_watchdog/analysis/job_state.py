@@ -95,7 +95,7 @@ STUCK_S = 30.0  # A call that has not returned for so long moves nothing.
 
 def moves_data(process: ProcessView, within_s: float = STORAGE_S) -> bool:
     """Whether it is seen to read or write, or waited for storage for a moment within so long."""
-    if process.io_bytes_s is not None and process.io_bytes_s >= QUIET_IO_BYTES_S:
+    if process.process.io_bytes_s is not None and process.process.io_bytes_s >= QUIET_IO_BYTES_S:
         return True
     return process.storage_age_s is not None and process.storage_age_s < within_s and not is_held(process)
 

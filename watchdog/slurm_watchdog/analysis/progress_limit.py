@@ -28,6 +28,7 @@ from slurm_watchdog.analysis.rank_motion import (
     used_nothing,
     waits_for_others_work,
 )
+from slurm_watchdog.base.memo import by_identity
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.stacks.vote import Vote
 from slurm_watchdog.knowledge.limits import PhaseLimits
@@ -188,6 +189,7 @@ def saves_now(view: JobView) -> bool:
     return saving or has_grown_within(view, lately_s) or view.is_writing
 
 
+@by_identity
 def progress_limit(view: JobView, settings: PhaseLimits) -> Limit:
     """The longest time without a new step that is still normal for this run in its present phase; in training
     it stays below the time-out of collectives, see above, and below `ceiling`. Ranks that a launcher has restarted

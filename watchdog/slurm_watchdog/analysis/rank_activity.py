@@ -92,7 +92,7 @@ def loop_state(job: JobView, now: float, limit_s: float) -> LoopState:
         why = "neither the processes nor the GPUs of the ranks do anything"
         return LoopState(stands=True, why=why, culprits=_culprits(a for a in idle if is_held(a.rank)))
     in_collective = 2 * len(spinning) >= len(seen) and len(seen) > 1
-    of_what = "power" if all(a.gpu and a.gpu.view.usual_power_w for a in spinning) else "power or activity"
+    of_what = "power" if all(a.gpu and a.gpu.view.gpu.usual_power_w for a in spinning) else "power or activity"
     why = f"the GPUs of {len(spinning)} of {len(seen)} ranks spin: busy, at less than half of their usual {of_what}"
     odd = idle if idle else _quiet_among_spinning(spinning)
     culprits = _culprits(_odd_if_few(odd, seen))
@@ -122,7 +122,7 @@ def activities(job: JobView, ranks: Iterable[ProcessView], now: float, idle_for_
     for process in job.processes:
         if process.process.role is Role.WORKER and process.alive:
             workers.setdefault(process.process.rank, []).append(process)
-    counted = any(p.io_bytes_s is not None for p in job.processes)
+    counted = any(p.process.io_bytes_s is not None for p in job.processes)
     dumped = _dumps_of(job)
     found = []
     for rank in ranks:
@@ -133,13 +133,17 @@ def activities(job: JobView, ranks: Iterable[ProcessView], now: float, idle_for_
     return tuple(found)
 
 
+def _uses_cpu(process: ProcessView) -> bool:
+    return (process.process.cpu_ratio or 0.0) >= QUIET_CPU
+
+
 def is_quiet(process: ProcessView | None, *, counted: bool = False) -> bool | None:
     """Whether the process neither computes nor moves data; None: not known. `counted`: the bytes that it
     moves can be counted, so that not to know them is not to know."""
-    if process is None or process.cpu_ratio is None or (counted and process.io_bytes_s is None):
+    if process is None or process.process.cpu_ratio is None or (counted and process.process.io_bytes_s is None):
         return None
     ready = process.process.state == "R"  # it computes, on a node with too few cores
-    return process.cpu_ratio < QUIET_CPU and not ready and not moves_data(process)
+    return process.process.cpu_ratio < QUIET_CPU and not ready and not moves_data(process)
 
 
 def _activity(
@@ -159,11 +163,11 @@ def _activity(
     within_s = max(STORAGE_S, min(idle_for_s, MOVED_WITHIN_S))
     if _transfers(dumps) or any(moves_data(each, within_s) for each in (rank, *workers)):
         doing, why = RankState.WORKS, "moves data"
-    elif any(w.cpu_ratio is not None and w.cpu_ratio >= QUIET_CPU for w in workers):
+    elif any(map(_uses_cpu, workers)):
         doing, why = RankState.WORKS, "has workers that compute"
     elif doing is RankState.IDLE and (quiet is None or any(is_quiet(w, counted=counted) is None for w in workers)):
         doing, why = RankState.UNKNOWN, "is not known well enough"
-    elif doing in (RankState.SPINS, RankState.BUSY) and counted and rank.io_bytes_s is None:
+    elif doing in (RankState.SPINS, RankState.BUSY) and counted and rank.process.io_bytes_s is None:
         doing, why = RankState.UNKNOWN, "waits, or saves or loads: what it moves is not known"
     elif doing is RankState.IDLE and (_computed([stack for _, stack in dumps]) or not quiet):
         doing, why = RankState.WORKS, "computes"
@@ -209,7 +213,7 @@ def _by_gpu(each: RankGpu, now: float, idle_for_s: float) -> RankState:
 
 def _draws_little(view: GpuView) -> bool | None:
     """Whether it draws far less than usual; None: not known."""
-    now_w, recent_w, usual_w = view.gpu.power_w, view.recent_power_w, view.usual_power_w
+    now_w, recent_w, usual_w = view.gpu.power_w, view.gpu.recent_power_w, view.gpu.usual_power_w
     if now_w is None or recent_w is None or usual_w is None:
         return None
     return now_w < LOW_POWER * usual_w and recent_w < FALLEN_POWER * usual_w
@@ -217,7 +221,7 @@ def _draws_little(view: GpuView) -> bool | None:
 
 def _works_little(view: GpuView) -> bool | None:
     """The same of its tensor cores and its memory, by GPM; None also of a program that uses neither much."""
-    ratio, usual = work_ratio(view.gpu), view.usual_work_ratio
+    ratio, usual = work_ratio(view.gpu), view.gpu.usual_work_ratio
     return None if ratio is None or usual is None or usual < LEAST_WORK else ratio < LOW_POWER * usual
 
 
@@ -240,7 +244,7 @@ def _fell_quiet_among_polling(seen: tuple[RankActivity, ...]) -> list[RankActivi
     if any(a.gpu is not None and a.doing is not RankState.BUSY for a in seen):
         return []
     quiet = [a for a in seen if (a.rank.quiet_s or 0.0) >= FELL_QUIET_S and a.quiet]
-    polling = [a for a in seen if (a.rank.cpu_ratio or 0.0) >= SPINNING_CPU and not moves_data(a.rank)]
+    polling = [a for a in seen if (a.rank.process.cpu_ratio or 0.0) >= SPINNING_CPU and not moves_data(a.rank)]
     return _odd_if_few(quiet, seen) if quiet and len(quiet) + len(polling) == len(seen) else []
 
 
@@ -263,7 +267,7 @@ def few_idle_among_busy(job: JobView, now: float, limit_s: float) -> LoopState:
 def _quiet_among_spinning(spinning: list[RankActivity]) -> list[RankActivity]:
     """The ranks whose process uses no time, if those of all others poll."""
     quiet = [a for a in spinning if a.quiet]
-    polling = [a for a in spinning if (a.rank.cpu_ratio or 0.0) >= SPINNING_CPU]
+    polling = [a for a in spinning if (a.rank.process.cpu_ratio or 0.0) >= SPINNING_CPU]
     return quiet if len(quiet) + len(polling) == len(spinning) else []
 
 
@@ -282,7 +286,7 @@ def are_at_work(job: JobView, named: Iterable[Culprit]) -> bool:
     return any(
         moves_data(each)
         or _transfers(dumped.get(each.key, []))
-        or (each.process.role is Role.WORKER and ((each.cpu_ratio or 0.0) >= QUIET_CPU or each.process.state == "R"))
+        or (each.process.role is Role.WORKER and (_uses_cpu(each) or each.process.state == "R"))
         for each in job.processes
         if each.alive and (each.node, each.process.rank) in those
     )

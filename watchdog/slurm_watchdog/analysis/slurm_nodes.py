@@ -89,7 +89,7 @@ def away_nodes(view: ClusterView) -> set[str]:
 def jobs_by_node(view: ClusterView) -> dict[str, tuple[str, ...]]:
     """Node -> the jobs that Slurm runs there."""
     found: dict[str, tuple[str, ...]] = {}
-    for job in view.jobs:
+    for job in view.ageless_jobs:
         for name in job.job.nodes:
             found[name] = (*found.get(name, ()), job.job.job_id)
     return found

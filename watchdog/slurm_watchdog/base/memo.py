@@ -23,15 +23,17 @@ def by_identity(function: Callable[Concatenate[T, P], R]) -> Callable[Concatenat
     would keep thousands of series that have grown since.
     """
 
+    key = f"{function.__module__}.{function.__qualname__}"
+
     @wraps(function)
     def remembered(value: T, /, *args: P.args, **kwargs: P.kwargs) -> R:
         answers: dict[Any, tuple[object, R]] | None = getattr(value, "__dict__", None)
         if answers is None:
             return function(value, *args, **kwargs)
         rest = (args, tuple(sorted(kwargs.items())))
-        found = answers.get(function)
+        found = answers.get(key)
         if found is None or found[0] != rest:
-            found = answers[function] = (rest, function(value, *args, **kwargs))
+            found = answers[key] = (rest, function(value, *args, **kwargs))
         return found[1]
 
     return remembered

@@ -271,7 +271,7 @@ def _has_errands(job: JobView, rank: ProcessView) -> bool:
 def _does_nothing_else(job: JobView, rank: ProcessView, now: float, seen: Steady) -> bool:
     """Whether its process is known to move no data, its workers to rest, and its GPU, where the job has any,
     to idle."""
-    if rank.cpu_ratio is None or moves_data(rank):
+    if rank.process.cpu_ratio is None or moves_data(rank):
         return False
     workers = [
         each
@@ -298,8 +298,10 @@ def not_joined(job: JobView, finding: Finding, patience_s: float) -> Finding | N
 
     Never acted on: the others may still be started, and a restart would not start them either.
     """
+    if job.progress is not None or job.run_age_s < patience_s:
+        return None
     absent = absent_ranks(job)
-    if job.progress is not None or not absent or job.run_age_s < patience_s:
+    if not absent:
         return None
     voted = vote(job.snapshots, job.ranks)
     joining = voted.groups and all(group.place is Place.RENDEZVOUS for group in voted.groups)

@@ -70,7 +70,7 @@ def detect(view: ClusterView, settings: DiskFull) -> list[Finding]:
         _from_probes(view, node, places)
     for node in nodes:
         _from_kernel(view, node, places, settings.recent)
-    for job in view.jobs:
+    for job in view.jobs if _logs_say_full(view) else ():
         if not job.silent_nodes and _says_full(e.event.pattern for e in job.errors):
             _from_log(view, job, running(job, view.now), places, settings.recent)
     for ended in view.ended:
@@ -87,9 +87,13 @@ def _is_mentioned(view: ClusterView) -> bool:
         return True
     return (
         any(node.events or node.mounts for node in view.nodes if not node.quiet)
-        or _says_full(e.event.pattern for job in view.jobs for e in job.errors)
+        or _logs_say_full(view)
         or _says_full(e.pattern for ended in view.ended if ended.run for e in ended.run.errors)
     )
+
+
+def _logs_say_full(view: ClusterView) -> bool:
+    return _says_full(e.event.pattern for job in view.ageless_jobs for e in job.errors)
 
 
 def _says_full(patterns: Iterable[str | None]) -> bool:

@@ -39,7 +39,7 @@ def detect(view: ClusterView, job: JobView) -> Finding | None:
     finding = SPEC.about_job(job_id)
     groups: dict[str, list[tuple[RankGpu, float]]] = {}
     for each in job.gpus:
-        clock_hz = each.view.recent_sm_clock_hz
+        clock_hz = each.view.gpu.recent_sm_clock_hz
         if each.view.busy_since is not None and clock_hz is not None:
             groups.setdefault(each.view.gpu.name, []).append((each, clock_hz))
     compared = [group for group in groups.values() if len(group) > PEERS]
@@ -48,7 +48,8 @@ def detect(view: ClusterView, job: JobView) -> Finding | None:
     slow: list[tuple[RankGpu, float, float]] = []
     for group in compared:
         usual_hz = median(clock_hz for _, clock_hz in group)
-        low = [(each, clock_hz, usual_hz) for each, clock_hz in group if _is_low(each, clock_hz, usual_hz)]
+        least_hz = usual_hz * (1 - PEERS_SHARE)
+        low = [(each, hz, usual_hz) for each, hz in group if hz < least_hz and _is_low(each, hz)]
         slow += [each for each in low if _has_a_past(each[0]) or _is_odd(each[0], each[1], group)]
     if not slow or 2 * len(slow) > sum(len(group) for group in groups.values()):
         return finding.ok(f"the busy GPUs of job {job_id} run alike")
@@ -68,16 +69,15 @@ def detect(view: ClusterView, job: JobView) -> Finding | None:
     )
 
 
-def _is_low(each: RankGpu, clock_hz: float, peers_hz: float) -> bool:
-    own_hz = each.view.usual_sm_clock_hz
-    if clock_hz >= peers_hz * (1 - PEERS_SHARE):
-        return False
+def _is_low(each: RankGpu, clock_hz: float) -> bool:
+    """Whether a clock that is low for its peers is low for this GPU, too."""
+    own_hz = each.view.gpu.usual_sm_clock_hz
     return own_hz is None or clock_hz < own_hz * (1 - OWN_SHARE) or _is_held_back(each)
 
 
 def _has_a_past(each: RankGpu) -> bool:
     """Whether more than its peers speaks against it."""
-    return each.view.usual_sm_clock_hz is not None or _is_held_back(each)
+    return each.view.gpu.usual_sm_clock_hz is not None or _is_held_back(each)
 
 
 def _is_odd(each: RankGpu, clock_hz: float, group: list[tuple[RankGpu, float]]) -> bool:
@@ -100,9 +100,11 @@ def _why(each: RankGpu) -> str:
 
 def _facts(each: RankGpu) -> str:
     shares = [
-        f", {share:.0%} of five minutes held back by {why}" for why, share in each.view.throttled if why not in CHOSEN
+        f", {share:.0%} of five minutes held back by {why}"
+        for why, share in each.view.gpu.throttled
+        if why not in CHOSEN
     ]
-    usual_hz = each.view.usual_sm_clock_hz
+    usual_hz = each.view.gpu.usual_sm_clock_hz
     usual = "" if usual_hz is None else f", usually {usual_hz / 1e6:.0f} MHz under load"
     return f"{gpu_values(each)}{''.join(shares)}{usual}"
 

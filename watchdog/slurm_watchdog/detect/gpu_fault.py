@@ -16,6 +16,7 @@ from functools import cached_property
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slurm_nodes import is_quiet_gpu, nodes_in_service
+from slurm_watchdog.base.text import duration
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.knowledge.kernel_causes import ENDS, things_of
 from slurm_watchdog.knowledge.limits import span
@@ -230,7 +231,7 @@ def _states(view: ClusterView, gpu: GpuView, recent_s: float) -> list[tuple[Seve
 def _line(view: ClusterView, seen: SeenEvent) -> tuple[Severity, str]:
     event = seen.event
     severity = Severity.CRITICAL if event.severity is FaultSeverity.CRITICAL else Severity.WARNING
-    age = f"{max(0.0, view.now - seen.at):.0f} s ago"
+    age = f"{duration(max(0.0, view.now - seen.at))} ago"  # In minutes soon: an incident does not change each second.
     if event.xid is None:
         return severity, f"{age}: {event.line}"
     row = describe_xid(event.xid)
@@ -289,7 +290,7 @@ class JobsOfNodes:
     @cached_property
     def _ranks(self) -> dict[str, Ranks]:
         found: dict[str, Ranks] = {}
-        for job in self._view.jobs:
+        for job in self._view.ageless_jobs:
             here = self._nodes.intersection(job.job.nodes)
             for rank in job.ranks if here else ():
                 if rank.node in here:
@@ -301,7 +302,7 @@ class JobsOfNodes:
         """(job, node, uuid, pid) of the GPUs that ranks were seen on."""
         return {
             (job.job.job_id, each.view.node, each.view.gpu.uuid, each.pid)
-            for job in self._view.jobs
+            for job in self._view.ageless_jobs
             for each in job.gpus
             if each.view.node in self._nodes
         }

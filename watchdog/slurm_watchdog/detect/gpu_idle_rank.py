@@ -108,13 +108,13 @@ def _all_are_used(job: JobView) -> bool:
 
 def _shows_use(job: JobView) -> bool:
     """Whether any GPU of the job was seen under load. Asked once for a job: it has thousands of GPUs."""
-    return any(each.view.usual_sm_clock_hz is not None for each in job.gpus)
+    return any(each.view.gpu.usual_sm_clock_hz is not None for each in job.gpus)
 
 
 def _was_never_used(each: RankGpu) -> bool:
     """Whether this GPU was never seen under load. If others of the job were, it is that of a rank that hands
     out data, or coordinates, and has none to do: the job makes its steps, so it needs none."""
-    return each.view.usual_sm_clock_hz is None and each.view.recent_sm_clock_hz is None
+    return each.view.gpu.usual_sm_clock_hz is None and each.view.gpu.recent_sm_clock_hz is None
 
 
 def gpu_values(each: RankGpu) -> str:

@@ -212,7 +212,7 @@ def _nobody_left(job: JobView, finding: Finding, dead: Sequence[ProcessView], no
     if has_stepped_since(job, age_s):
         return finding.ok(f"job {job_id} makes steps without the ranks that are known")
     others = [each for each in job.processes if each.alive]
-    counted = any(each.io_bytes_s is not None for each in others)
+    counted = any(each.process.io_bytes_s is not None for each in others)
     patience_s = NOBODY_LEFT_S if had_steps_to_make(job) else NOBODY_LEFT_UNSURE_S
     if job.unlisted or age_s < patience_s or not all(is_quiet(each, counted=counted) for each in others):
         return finding

@@ -60,7 +60,7 @@ def _unlike(view: ClusterView) -> dict[str, tuple[NodeView, Rates]]:
     """The nodes of jobs whose links do not all run at the same rates, with the rates of all nodes of the job."""
     found: dict[str, tuple[NodeView, Rates]] = {}
     nodes: dict[str, NodeView] = {}
-    for job in view.jobs:
+    for job in view.ageless_jobs:
         if len(job.job.nodes) <= PEERS:
             continue
         nodes = nodes or {node.name: node for node in view.nodes}
@@ -73,7 +73,7 @@ def _unlike(view: ClusterView) -> dict[str, tuple[NodeView, Rates]]:
 
 def _finding(view: ClusterView, node: NodeView, link: LinkView, rates: Rates) -> Finding:
     name = link.link.name
-    jobs = {job.job.job_id: job.job.nodes for job in view.jobs if node.name in job.job.nodes}
+    jobs = {job.job.job_id: job.job.nodes for job in view.ageless_jobs if node.name in job.job.nodes}
     finding = SPEC.about(f"link:{node.name}/{name}", *jobs)
     peers = {each for nodes in jobs.values() for each in nodes} if rises(link) else set()
     rising = rising_of(each for each in view.nodes if each.name in peers)

@@ -56,7 +56,7 @@ def detect(view: ClusterView) -> list[Finding]:
             continue
         for holder in node.released:
             found.setdefault(_subject(node, holder), _Leftovers()).released.append((node, holder))
-    back = {each.job.process_id for each in (*view.jobs, *view.waiting) if each.job.restarts}
+    back = {each.job.process_id for each in (*view.ageless_jobs, *view.waiting) if each.job.restarts}
     return [_holder_finding(subject, group, back) for subject, group in found.items()]
 
 

@@ -131,19 +131,19 @@ def _compared(job: JobView, value_of: Callable[[RankGpu], float | None]) -> Iter
 
 
 def _power_change(each: RankGpu) -> float | None:
-    recent, usual = each.view.recent_power_w, each.view.usual_power_w
+    recent, usual = each.view.gpu.recent_power_w, each.view.gpu.usual_power_w
     return recent / usual if recent is not None and usual else None
 
 
 def _under_load(job: JobView) -> Iterator[tuple[RankGpu, str, str]]:
     """(GPU, signal, the rest of a sentence), the most telling first."""
-    for each, hz, others_hz in _compared(job, lambda each: each.view.recent_sm_clock_hz):
-        own_hz = each.view.usual_sm_clock_hz
+    for each, hz, others_hz in _compared(job, lambda each: each.view.gpu.recent_sm_clock_hz):
+        own_hz = each.view.gpu.usual_sm_clock_hz
         if hz < LOW_CLOCK * others_hz and (own_hz is None or hz < OWN_CLOCK * own_hz):
             others = f"those of other nodes at {others_hz / 1e6:.0f} MHz"
             yield each, "clock", f"runs at {hz / 1e6:.0f} MHz under load, {others}"
     for each in _busy(job):
-        shares = {why: share for why, share in each.view.throttled if share >= OFTEN}
+        shares = {why: share for why, share in each.view.gpu.throttled if share >= OFTEN}
         reasons = sorted(HELD_BACK & {*(each.view.gpu.throttle or ()), *shares})
         if reasons:
             words = (f"{why} ({shares[why]:.0%} of five minutes)" if why in shares else why for why in reasons)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any
 
 from slurm_watchdog.base.python310 import StrEnum
@@ -92,7 +92,7 @@ class DetectorSpec:
         """A finding about whatever it is: UNKNOWN until the detector says more."""
         return Finding(kind=self.kind, subject=subject, job_ids=job_ids, severity=self.severity)
 
-    @property
+    @cached_property
     def arguments(self) -> tuple[type[Any], ...]:
         """The settings that `detect` is called with."""
         return self.also if self.settings is None else (self.settings, *self.also)

@@ -35,8 +35,6 @@ class ProcessView(Struct):
     process: Process
     seen_age_s: float  # Since the report that last held it.
     gone_s: float | None = None  # Since the first report without it, or with a zombie; None while it is there.
-    cpu_ratio: float | None = None  # Cores that it used, on average over half a minute; None: not seen for so long.
-    io_bytes_s: float | None = None  # Bytes a second that it read and wrote through system calls, over the same time.
     storage_age_s: float | None = None
     """Since it was last seen waiting for a disk or a file for a moment, as one that moves data; None: never."""
     worked_age_s: float | None = None
@@ -351,6 +349,7 @@ class ClusterView(Struct):
     now: float
     watched_s: float = 0.0  # Since the first look: what is older was not seen.
     jobs: Sequence[JobView] = ()
+    judged: Sequence[JobView] | None = None  # The same as they were judged last, where to make them of now takes time.
     filesystems: tuple[FilesystemView, ...] = ()
     reporting_nodes: tuple[str, ...] = ()
     silent_nodes: tuple[str, ...] = ()
@@ -371,6 +370,11 @@ class ClusterView(Struct):
     date: float | None = None  # Of `now`, as seconds since the epoch; None: no one has said.
     asked: frozenset[str] | None = None
     """Subjects of the open incidents: of nothing else it need be said that it is well. None: of all."""
+
+    @property
+    def ageless_jobs(self) -> Sequence[JobView]:
+        """The jobs, for who reads no age of them."""
+        return self.jobs if self.judged is None else self.judged
 
     def last_heard(self, node: NodeView) -> float:
         """When the node's newest report was made."""

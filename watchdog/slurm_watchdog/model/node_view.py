@@ -23,13 +23,6 @@ class GpuView(Struct):
     seen_at: float  # When it last said anything; `gpu` holds no values if that is not now.
     idle_since: float | None = None  # Utilisation has been (almost) nothing in every look since; None: it is not.
     busy_since: float | None = None  # Utilisation has been high in every look since.
-    recent_sm_clock_hz: float | None = None  # Under load, over a minute; None: not busy for long enough.
-    usual_sm_clock_hz: float | None = None  # Under load: average over about the last two hours.
-    recent_power_w: float | None = None  # Likewise: one that spins in a collective is busy and draws much less.
-    usual_power_w: float | None = None  # The most that its average over a minute came to; forgotten over hours.
-    usual_work_ratio: float | None = None  # Likewise, of the share of its tensor cores or memory that worked.
-    throttled: tuple[tuple[str, float], ...] = ()
-    """Reason why its clocks were held down -> share of the last five minutes under load; what was rarer is left out."""
     ecc_uncorrected_rose_at: float | None = None  # When its count of uncorrected memory errors was last seen to rise.
     rising: tuple[Rise, ...] = ()  # Those of its counters of corrected errors that rise again and again.
 

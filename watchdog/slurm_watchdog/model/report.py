@@ -34,7 +34,7 @@ class JobDirectives(Struct):
     job_id: str
     restarts: int
     variables: tuple[tuple[str, str], ...]  # SLURM_WATCHDOG…, bounded; none: a rank was read, and says nothing.
-    uid: int = -1  # The user whose process has them; -1: an earlier release does not say.
+    uid: int  # The user whose process has them.
 
 
 class LeftOut(Struct):

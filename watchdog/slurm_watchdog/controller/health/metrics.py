@@ -53,7 +53,7 @@ class GpuTime:
         recently = self._looked_at is not None and view.now - self._looked_at < LOOK_EVERY_S
         if recently and not late_s and not self._still:
             return 0.0
-        here = {job.job.job_id: len(job.gpu_uuids) for job in view.jobs}
+        here = {job.job.job_id: len(job.gpu_uuids) for job in view.ageless_jobs}
         kept |= here.keys()
         known: Mapping[str, int] = self._gpus
         self._gpus = {job_id: max(here.get(job_id, 0), known.get(job_id, 0)) for job_id in kept}

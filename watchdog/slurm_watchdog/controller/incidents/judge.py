@@ -198,13 +198,18 @@ class JudgedRun(Struct):
     at: float
     view: JobView  # Its ages go on: see `later`.
     findings: tuple[Finding, ...]
-    is_calm: bool
+    telling: tuple[Finding, ...]  # Those of them that say more than that something is well.
+    subjects: frozenset[str]  # Of all of them.
     limit_s: float
     due_at: float  # When it has to be judged again, if nothing comes.
     holds_s: tuple[
         float, float
     ]  # The same of comparisons with ages that steps, and looks at logs, move: after so long.
     moved_at: tuple[float, float, float]  # From when these ages count (Run.moved_at).
+
+    def said(self, asked: frozenset[str]) -> tuple[Finding, ...]:
+        """What there is to say of it: all, where a subject of it is one of those that are asked about."""
+        return self.telling if self.subjects.isdisjoint(asked) else self.findings
 
     def holds(self, run: Run, now: float) -> bool:
         """Whether it is what would be said of the run at `now`; a number, or a step, of one that is calm may wait."""
@@ -305,6 +310,7 @@ class Judge:
         self._patience_of = patience_of
         self._of_jobs = SettingsOfJobs(config, patience_of)
         self._watched = [spec for spec in SPECS if config.detectors.is_enabled(spec.kind)]
+        self._of_runs = [spec for spec in self._watched if spec.subject in (Subject.JOB, Subject.RUN)]
         self._holds_s = {spec.kind: spec.hold_s for spec in SPECS}
         self._settled: list[Incident] = []  # Those that ended lately: what they explained is no news.
         self._judged: dict[str, JudgedRun] = {}  # Job id -> what was said of its run when it was judged last.
@@ -317,7 +323,8 @@ class Judge:
         self._concluded: Sequence[Finding] = ()  # The findings of which the incidents are as they are,
         self._concluded_at = -math.inf  # since when,
         self._because: tuple[object, ...] = ()  # and what else that depended on.
-        self._masked: dict[int, tuple[Finding, Finding]] = {}  # Id -> a finding of then, and it without secrets.
+        self._masked: dict[tuple[str, str], tuple[Finding, Finding]] = {}
+        """(kind, subject) -> the finding of then, and it without secrets."""
         self.view = ClusterView(now=0.0)  # What the newest judgement was about.
         self.limits_s: dict[str, float] = {}  # Job id -> the longest time without a step that is normal for it now.
 
@@ -373,15 +380,10 @@ class Judge:
                 lively |= not run.is_calm
             self._judged[job_id] = judged
         lively |= self._judged.keys() != known.keys()
-        self.view = replace(around, jobs=_Later(self.state, self._judged, now))
+        as_judged = tuple(each.view for each in self._judged.values())
+        self.view = replace(around, jobs=_Later(self.state, self._judged, now), judged=as_judged)
         self.limits_s = {job_id: each.limit_s for job_id, each in self._judged.items()}
-        involved = {job_id for incident in self.incidents for job_id in incident.job_ids}
-        findings = [
-            finding
-            for job_id, judged in self._judged.items()
-            if job_id in involved or not judged.is_calm
-            for finding in judged.findings
-        ]
+        findings = [each for judged in self._judged.values() for each in judged.said(asked)]
         odd = bool(around.filesystems or around.unreached or around.silent_nodes)
         eager = lively or odd or changed != self._changed
         self._changed = changed
@@ -409,8 +411,9 @@ class Judge:
         if not eager and now < due_at:
             return found
         clock = Clock()
-        jobs = () if spec.subject is Subject.RUN else self.view.jobs
-        view = replace(self.view, now=ticking(now, clock), jobs=jobs)
+        view = replace(self.view, now=ticking(now, clock))
+        if spec.subject is Subject.RUN:
+            view = replace(view, jobs=(), judged=None)
         found = tuple(_plain(each) for each in self._ask(spec, view, self._settings))
         self._said[spec.kind] = found, now + min(clock.holds_s or WORLD_S, WORLD_S) - DUE_EARLY_S
         return found
@@ -425,11 +428,13 @@ class Judge:
         # How long something is gone is shown, and judged with other jobs, as of this moment.
         lasts = not open_ended and type(limit_s) is float and all(each.gone_s is None for each in job.processes)
         run.is_calm = lasts and _makes_steps(findings)
+        found = tuple(map(_plain, findings))
         return JudgedRun(
             at=around.now,
             view=job,
-            findings=tuple(_plain(each) for each in findings),
-            is_calm=run.is_calm,
+            findings=found,
+            telling=() if run.is_calm else tuple(each for each in found if each.truth is not Truth.OK or each.wanted),
+            subjects=frozenset(each.subject for each in found),
             limit_s=plain(limit_s),
             due_at=around.now + min(clock.holds_s, WORLD_S if job.past else math.inf) - DUE_EARLY_S
             if lasts
@@ -459,11 +464,10 @@ class Judge:
         limit_s = max(progress_limit(job, settings[CollectiveHang]).seconds, patience_s)
         age_s = job.run_age_s if job.progress is None else job.progress.age_s
         findings = []
-        for spec in self._watched:
-            if spec.subject in (Subject.JOB, Subject.RUN):
-                for found in self._ask(spec, of_runs if spec.subject is Subject.RUN else view, settings):
-                    is_early = spec.kind in BY_LIMIT and found.truth is Truth.BAD and age_s < patience_s
-                    findings.append(found.unknown() if is_early else found)
+        for spec in self._of_runs:
+            for found in self._ask(spec, of_runs if spec.subject is Subject.RUN else view, settings):
+                is_early = found.truth is Truth.BAD and spec.kind in BY_LIMIT and age_s < patience_s
+                findings.append(found.unknown() if is_early else found)
         return findings, limit_s
 
     def _ask(self, spec: DetectorSpec, view: ClusterView, settings: Settings) -> list[Finding]:
@@ -509,12 +513,7 @@ class Judge:
         bad = {(each.kind, each.subject) for each in findings if each.truth is Truth.BAD}
         bad |= {(each.kind, each.subject) for each in self.incidents}
         findings = [each for each in findings if each.wanted or (each.kind, each.subject) in bad]
-        known, self._masked = self._masked, {}
-        for each in findings:
-            if each.truth is not Truth.OK:
-                self._masked[id(each)] = known.get(id(each)) or (each, masked(each))
-        findings = [each if each.truth is Truth.OK else self._masked[id(each)][1] for each in findings]
-        findings = self._with_past(with_hardware_cause(findings))
+        findings = self._with_past(with_hardware_cause(self._without_secrets(findings)))
         findings = within_room(findings, self.incidents, self.state.left_out)
         self._settled = [each for each in self._settled if lasts_in_aftermath(each, wall)][-MAX_SETTLED:]
         after = correlate(self.incidents, findings, moment, self._new_id, self._settled)
@@ -523,6 +522,22 @@ class Judge:
         self.incidents.renew(i for i in after if i.state is not IncidentState.RESOLVED)
         self._note_trouble(now)
         return [IncidentChange(before=before.get(incident.id), after=incident) for incident in after]
+
+    def _without_secrets(self, findings: Sequence[Finding]) -> list[Finding]:
+        """The findings masked; of one in which only the time goes on the words are those of before."""
+        known, self._masked, found = self._masked, {}, []
+        for each in findings:
+            if each.truth is not Truth.OK:
+                key = each.kind, each.subject
+                before, shown = known.get(key) or (None, each)
+                if before is not each:
+                    same = before is not None and before == replace(each, duration_s=before.duration_s)
+                    shown = replace(shown, duration_s=each.duration_s) if same else masked(each)
+                self._masked[key] = each, shown
+                found.append(shown)
+            else:
+                found.append(each)
+        return found
 
     def _note_trouble(self, now: float) -> None:
         for incident in self.incidents:

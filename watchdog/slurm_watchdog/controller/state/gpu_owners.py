@@ -68,9 +68,11 @@ class GpuPids:
 
     def with_gpus(self, finding: Finding) -> Finding:
         """The finding, with the GPU of every culprit whose process is named and known to compute on that one alone."""
+        if all(each.gpu_uuid for each in finding.culprits):
+            return finding
         found = []
         for each in finding.culprits:
             owner = self._owners.get(each.node or "", {}).get(each.pid or 0)
             uuid = owner.uuids[0] if owner is not None and len(owner.uuids) == 1 else None
             found.append(replace(each, gpu_uuid=each.gpu_uuid or uuid))
-        return replace(finding, culprits=tuple(found)) if found else finding
+        return replace(finding, culprits=tuple(found))

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.node_view import SlurmNodeView
-from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmJob, SlurmView
 from slurm_watchdog.model.slurm_states import OVER, RUNNING, is_away, is_lost, may_hold_nodes
@@ -122,7 +121,7 @@ def of_owners(report: Report, job_of: JobOf) -> tuple[Report, int]:
     processes = report.processes
     if wrong:
         processes = tuple(row for row in processes if (row.job_id, row.uid, row.member_by) not in wrong)
-    wishes = tuple(wish for wish in report.wishes if _is_wish(wish, job_of(wish.job_id), report.node, processes))
+    wishes = tuple(wish for wish in report.wishes if _is_wish(wish, job_of(wish.job_id), report.node))
     dropped = len(report.processes) - len(processes) + len(report.wishes) - len(wishes)
     return (replace(report, processes=processes, wishes=wishes), dropped) if dropped else (report, 0)
 
@@ -133,10 +132,7 @@ def _is_of_job(uid: int, member_by: str, job: SlurmJob | None) -> bool:
     return job is None or job.uid < 0 or uid < 0 or uid == job.uid or member_by == BY_SLURM
 
 
-def _is_wish(wish: JobDirectives, job: SlurmJob | None, node: str, processes: tuple[Process, ...]) -> bool:
-    """An agent of an earlier release does not say whose wish it is: then the owner has to have a process there."""
+def _is_wish(wish: JobDirectives, job: SlurmJob | None, node: str) -> bool:
     if job is None or not may_hold_nodes(job.state) or node not in job.nodes or wish.restarts != job.restarts:
         return False
-    if wish.uid < 0 and job.uid >= 0:
-        return any(row.job_id == wish.job_id and row.uid == job.uid for row in processes)
     return wish.uid == job.uid or job.uid < 0

@@ -259,12 +259,6 @@ def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
         seen_at=now,
         idle_since=None if gpu.idle_age_s is None else now - gpu.idle_age_s,
         busy_since=None if gpu.busy_age_s is None else now - gpu.busy_age_s,
-        recent_sm_clock_hz=gpu.recent_sm_clock_hz,
-        usual_sm_clock_hz=gpu.usual_sm_clock_hz,
-        recent_power_w=gpu.recent_power_w,
-        usual_power_w=gpu.usual_power_w,
-        usual_work_ratio=gpu.usual_work_ratio,
-        throttled=gpu.throttled,
         ecc_uncorrected_rose_at=past.ecc_rose_at,
         rising=tuple(past.rising.values()),
     )

@@ -17,8 +17,10 @@ from slurm_watchdog.controller.state.training_steps import idle_steps, living_st
 from slurm_watchdog.controller.state.wait_tally import Row, WaitTally
 from slurm_watchdog.diagnose.logs.root_cause import logged_error
 from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
+from slurm_watchdog.model.cluster_view import RankGpu
 from slurm_watchdog.model.collective_records import RecordSet
 from slurm_watchdog.model.evidence import OwnWords, ProcessStack
+from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import Checkpoint, Event, LogFile, Process, Role
 from slurm_watchdog.model.past_runs import Motion, PastRun, RankLocation, Steady
 from slurm_watchdog.model.slurm import SlurmJob
@@ -92,6 +94,8 @@ class Run:
     unlisted: dict[str, int] = field(default_factory=dict)  # Node -> processes there that are not listed.
     on_node: dict[str, dict[ProcessKey, None]] = field(default_factory=dict)
     """Node -> the keys of `processes` that are there. For eight of them a set takes 728 bytes, and this 352."""
+    gpus_on: dict[str, tuple[NodeView, tuple[RankGpu, ...]]] = field(default_factory=dict)
+    """Node -> a view of it, and the GPUs that the ranks there compute on by it."""
     components: dict[str, set[str]] = field(default_factory=dict)
     """Of a heterogeneous job: node -> the numbers of its components under which its agent knows processes there."""
     order: tuple[ProcessKey, ...] = ()  # The keys of `processes`, sorted; empty: to be sorted again.
@@ -217,6 +221,7 @@ class Run:
         """A process that is not remembered any more."""
         self.processes.pop(key, None)
         self.blocked.discard(key)
+        self.gpus_on.pop(key[0], None)
         mine = self.on_node.get(key[0])
         if mine is not None:
             mine.pop(key, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -29,6 +30,7 @@ from slurm_watchdog.model.cluster_view import (
     StackSnapshot,
     StillRow,
 )
+from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.supervisor import SupervisorStatus
@@ -111,9 +113,10 @@ _AGES = {
 def later(view: JobView, by_s: float) -> JobView:
     """A view that was made of a ticking `now`, as it is so much later if nothing has come, in plain numbers; the ages
     of its processes stay as they were."""
-    known = {"ranks": view.ranks, "gpu_uuids": view.gpu_uuids}  # worked out once for all moments
+    known = view.__dict__ | {"ranks": view.ranks, "gpu_uuids": view.gpu_uuids}
     found: JobView = _later(view, by_s)
-    found.__dict__.update(view.__dict__, **known)
+    # What was worked out of it once holds for all moments; what `by_identity` remembers is of its own.
+    found.__dict__.update({name: each for name, each in known.items() if hasattr(JobView, name)})
     return found
 
 
@@ -185,8 +188,6 @@ def process_views(run: Run, now: float, nodes: Nodes) -> tuple[ProcessView, ...]
                 process=process,
                 seen_age_s=seen_s,
                 gone_s=None if gone_at is None else age(gone_at),
-                cpu_ratio=process.cpu_ratio,
-                io_bytes_s=process.io_bytes_s,
                 storage_age_s=None if waited_s is None else age(at - waited_s),
                 worked_age_s=worked_s,
                 quiet_s=None if quiet_s is None else age((seen_at if quiet_s < LAST_BUSY_S else at) - quiet_s),
@@ -218,20 +219,24 @@ def snapshot_views(run: Run, now: float) -> tuple[StackSnapshot, ...]:
 
 def _rank_gpus(run: Run, names: tuple[str, ...], nodes: Nodes, gpus: GpuPids) -> tuple[RankGpu, ...]:
     """The GPUs of the ranks that live, as the lists of processes have them."""
-    found, processes = [], run.processes
+    found: list[RankGpu] = []
     for name in names:
-        node, seats = nodes.view(name), gpus.on(name)
-        if node is None or not node.gpus or not seats:
+        node = nodes.view(name)
+        if node is None or not node.gpus:
             continue
-        by_uuid = {view.gpu.uuid: view for view in node.gpus}
-        for key in run.on_node.get(name, ()):
-            seat = seats.get(key[1])
-            if seat is None:
-                continue
-            process, _, gone_at = processes[key]
-            if gone_at is not None or process.role is not Role.RANK or process.rank is None:
-                continue
-            for uuid in seat.uuids:
-                if uuid in by_uuid:
-                    found.append(RankGpu(rank=process.rank, pid=process.pid, view=by_uuid[uuid]))
+        known = run.gpus_on.get(name)
+        if known is None or known[0] is not node:  # its processes change with the whole reports that renew its view
+            known = run.gpus_on[name] = (node, tuple(_rank_gpus_on(run, node, gpus)))
+        found += known[1]
     return tuple(sorted(found, key=lambda each: (each.rank, each.view.gpu.index)))
+
+
+def _rank_gpus_on(run: Run, node: NodeView, gpus: GpuPids) -> Iterator[RankGpu]:
+    seats, by_uuid = gpus.on(node.name), {view.gpu.uuid: view for view in node.gpus}
+    for key in run.on_node.get(node.name, ()) if seats else ():
+        seat, (process, _, gone_at) = seats.get(key[1]), run.processes[key]
+        if seat is None or gone_at is not None or process.role is not Role.RANK or process.rank is None:
+            continue
+        for uuid in seat.uuids:
+            if uuid in by_uuid:
+                yield RankGpu(rank=process.rank, pid=process.pid, view=by_uuid[uuid])

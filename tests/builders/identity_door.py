@@ -30,7 +30,8 @@ class Port:
         self.metrics = ControllerMetrics()
         self.reports: list[Report] = []
         options = {"identity": OwnUser(0, ""), "address_of": None, **options}
-        self.door = ReportEndpoint(accept=self.accept, metrics=self.metrics, healthy=lambda: (True, "well"), **options)
+        self.healthy = True, "well"
+        self.door = ReportEndpoint(accept=self.accept, metrics=self.metrics, healthy=lambda: self.healthy, **options)
         self.server: wire.Port = self.door.server()
         self.server.only_uid = None  # these clients come by TCP; whose socket it is: test_unix.py
         self.number = 0

@@ -270,7 +270,7 @@ def test_a_controller_that_is_not_there_is_said_with_the_reason() -> None:
 def test_the_controller_s_time_is_that_of_its_short_answer_also_when_it_is_not_well() -> None:
     with listening() as port:
         for said in ((True, "it said so"), (False, "it said so")):
-            port.door._healthy = lambda: said  # noqa: B023  it is asked before the next one
+            port.healthy = said
             problem, ahead_s = node.read_controller(f"http://127.0.0.1:{port.number}", None)
             assert problem is None
             assert ahead_s is not None and abs(ahead_s) < 600, "both are this machine's clock"

@@ -30,7 +30,7 @@ LAST_CHARS = 200  # Of what a command said.
 MUNGE_LIFE_S = 300.0  # A credential's life in a munged that was not told otherwise.
 OTHERS = stat.S_IRWXO | stat.S_IWGRP  # Rights to a secret that only its owner, and its group that reads it, may have.
 MAX_ANSWER = 8 << 20
-TIME = re.compile(r'"time":([0-9.]+(?:[eE][0-9]+)?)')
+TIME = re.compile(r'"time": ?([0-9.]+(?:[eE][0-9]+)?)')
 """In the answer of /healthz. Its metrics would say it, too, and cost it a thousand times as much: all nodes
 may ask in one moment, where doctor is Slurm's HealthCheckProgram."""
 NVML_PROGRAM = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount())"

@@ -95,8 +95,8 @@ def watching_app(metrics: ControllerMetrics, healthy: Callable[[], tuple[bool, s
 
     async def health(request: web.Request) -> web.Response:
         good, sentence = healthy()
-        said = {"healthy": good, "detail": sentence, "time": clock.wall()}
-        return web.json_response(said, status=200 if good else 503)
+        said = msgspec.json.encode({"healthy": good, "detail": sentence, "time": clock.wall()})
+        return web.Response(body=said, status=200 if good else 503, content_type="application/json")
 
     app = web.Application()
     app.add_routes([web.get("/metrics", text), web.get("/healthz", health)])

@@ -173,7 +173,6 @@ def large_cluster(
             gpus=tuple(
                 GpuView(
                     node=node,
-                    seen_at=9_999.0,
                     gpu=Gpu(
                         uuid=f"GPU-{node}-{index}",
                         index=index,

@@ -20,7 +20,7 @@ def card(index: int = 0, *, node: str = "n1", **changes: Any) -> GpuView:
         "utilization_ratio": 1.0, "pids": (100 + index,), "throttle": (),
         "recent_sm_clock_hz": 1.98e9, "usual_sm_clock_hz": 1.98e9,
     }  # fmt: skip
-    past = {"seen_at": NOW - 2.0, "busy_since": NOW - 500.0}
+    past = {"busy_since": NOW - 500.0}
     return GpuView(**{**past, **outer, "node": node, "gpu": Gpu(**{**given, **changes})})
 
 

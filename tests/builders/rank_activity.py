@@ -35,7 +35,6 @@ def card(rank: int, doing: str, **changes: Any) -> RankGpu:
     given: dict[str, Any] = {
         "node": "n1" if rank < 2 else "n2",
         "gpu": Gpu(**row),
-        "seen_at": NOW - 2,
         "idle_since": NOW - 5000 if idle else None,
         "busy_since": None if idle else NOW - 5000,
     }

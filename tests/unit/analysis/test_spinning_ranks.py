@@ -174,7 +174,7 @@ def test_a_rank_that_works_or_may_work_is_not_told(doing: str) -> None:
 
 
 def busy_gpu(**changes: Any) -> RankGpu:
-    given = {"node": "n2", "gpu": Gpu(uuid="GPU-3", index=1, utilization_ratio=0.0), "seen_at": NOW - 2.0}
+    given = {"node": "n2", "gpu": Gpu(uuid="GPU-3", index=1, utilization_ratio=0.0)}
     return RankGpu(rank=3, pid=103, view=GpuView(**{**given, **changes}))
 
 

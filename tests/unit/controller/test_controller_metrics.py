@@ -60,7 +60,7 @@ def test_a_job_has_a_rung_while_there_is_an_action_and_its_error_lines_by_signat
 
 def test_gpu_time_is_lost_while_a_job_stands_still_once_for_all_its_incidents() -> None:
     gpus = tuple(
-        RankGpu(rank=rank, pid=rank, view=GpuView(node="n1", seen_at=0.0, gpu=Gpu(uuid=f"GPU-{rank}", index=rank)))
+        RankGpu(rank=rank, pid=rank, view=GpuView(node="n1", gpu=Gpu(uuid=f"GPU-{rank}", index=rank)))
         for rank in range(8)
     )  # fmt: skip
     busy = replace(job(1), gpus=gpus)

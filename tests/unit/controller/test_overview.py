@@ -72,7 +72,7 @@ def test_the_map_has_a_letter_for_every_gpu_and_a_word_for_every_node() -> None:
 def test_a_gpu_is_shown_as_what_matters_now(gpu: dict[str, Any], letter: str) -> None:
     view, _ = large_cluster(3, gpus=1)
     node = view.nodes[0]
-    shown = GpuView(node=node.name, seen_at=1.0, gpu=Gpu(uuid="G", index=0, **gpu))
+    shown = GpuView(node=node.name, gpu=Gpu(uuid="G", index=0, **gpu))
     one = views.cluster(
         nodes=(type(node)(name=node.name, reported_at=1.0, gpus=(shown,)),), reporting_nodes=(node.name,)
     )
@@ -80,7 +80,7 @@ def test_a_gpu_is_shown_as_what_matters_now(gpu: dict[str, Any], letter: str) ->
 
 
 def test_a_job_is_shown_rank_by_rank_with_what_each_waits_for() -> None:
-    gpu = GpuView(node="n1", seen_at=1.0, gpu=Gpu(uuid="G0", index=0, utilization_ratio=0.0, sm_clock_hz=1.155e9))
+    gpu = GpuView(node="n1", gpu=Gpu(uuid="G0", index=0, utilization_ratio=0.0, sm_clock_hz=1.155e9))
     view = views.job(
         processes=(views.seen(0, blocked=views.blocked(65.0)), views.seen(1, gone_s=40.0)),
         gpus=(RankGpu(rank=0, pid=100, view=gpu),),

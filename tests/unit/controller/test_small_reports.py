@@ -4,16 +4,18 @@ nothing where it is not."""
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.cluster_view import ProcessView
-from slurm_watchdog.model.observations import Gpu
+from slurm_watchdog.model.observations import Checkpoint, Gpu
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from slurm_watchdog.wire.codec import WireError, decode_report, encode_report
 from tests.accuracy.cases import CASES, Case
-from tests.accuracy.drive import Drive
+from tests.accuracy.drive import Drive, Story
 from tests.accuracy.run import case_scene, quiet
 from tests.builders.reported_cluster import progress_event
 from tests.builders.views import process, slurm_job
@@ -103,6 +105,56 @@ def test_a_new_controller_knows_of_no_base_and_names_nobody() -> None:
     assert state.apply_report(step, 1005.0) == "unknown"
     view = state.job_view("7", 1005.0)
     assert view is not None and view.progress is not None and view.progress.step == 5, "its logs count"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ({"worked_age_s": 4.0}, {"worked_age_s": 5.0}),
+        ({"worked_age_s": 7.0}, {"worked_age_s": None}),
+        ({"quiet_s": 25.0}, {"quiet_s": 26.0}),
+        ({"quiet_s": 30.0}, {"quiet_s": None}),
+        ({"quiet_s": 50.0}, {"quiet_s": 56.0}),
+    ],
+)
+def test_a_number_that_does_not_cover_the_time_since_is_not_known(
+    said: dict[str, float], shown: dict[str, float | None]
+) -> None:
+    state = cluster(replace(WHOLE, processes=(replace(RANKS[0], **said),)), SMALL)
+    (rank,) = ranks(state, 1006.0)
+    assert {name: getattr(rank, name) for name in shown} == shown
+
+
+def test_a_small_one_has_no_more_rights_than_a_whole_one() -> None:
+    state = cluster(WHOLE)
+    state.require_node_ownership = True
+    other = slurm_job(job_id="8", nodes=("n2",))
+    state.apply_slurm(SlurmView(jobs=(slurm_job(), other), nodes=()), 1001.0)
+    theirs = Checkpoint(job_id="8", directory="/c", step=9, path="/c/9", writing=True)
+    small = replace(SMALL, checkpoints=(theirs,))
+    assert state.apply_report(small, 1005.0) == "accepted" and state.dropped == 1
+    run = state.runs.get("8")
+    assert run is not None and run.growing_at is None and not run.disk_steps
+    with pytest.raises(WireError, match="a small one, and it has checkpoints"):
+        decode_report(encode_report(small))
+
+
+def test_each_look_counts_once_a_job_is_late_and_not_while_it_starts_or_trains() -> None:
+    scene = case_scene(next(case for case in CASES if case.key == "case_02_hang_in_a_step"), 7, 2)
+    drive = Drive(scene.world, Config(), calm_s=2.0)
+    close: list[tuple[bool, frozenset[str]]] = []
+
+    def look(story: Story, now: float) -> bool:
+        close.append((scene.fault_at is not None and now >= scene.fault_at, drive.controller.commands.close))
+        return bool(story.incidents)
+
+    with quiet():
+        story = drive.run(scene.until_s, look)
+    (incident,) = story.incidents.values()
+    asked = [nodes for has_begun, nodes in close if not has_begun]
+    assert sum(map(bool, asked)) <= len(asked) / 50
+    of_job = {rank.node for rank in scene.world.jobs[0].ranks}
+    assert close[-1][1] == of_job and incident.kind == "collective_hang"
 
 
 def test_who_is_to_be_looked_at_closely_is_asked_once_and_at_once() -> None:

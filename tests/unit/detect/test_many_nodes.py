@@ -54,7 +54,7 @@ def jobs(draw: st.DrawFn) -> JobView:
         RankGpu(
             rank=0,
             pid=draw(st.integers(1, 4)),
-            view=GpuView(node=draw(st.sampled_from(NAMES)), gpu=Gpu(uuid=draw(st.sampled_from("AB")), index=0), seen_at=NOW),
+            view=GpuView(node=draw(st.sampled_from(NAMES)), gpu=Gpu(uuid=draw(st.sampled_from("AB")), index=0)),
         )
         for _ in range(draw(st.integers(0, 4)))
     ]  # fmt: skip

@@ -156,7 +156,7 @@ def gpus(idle: dict[int, float], ranks: int = 8, busy_s: float = 5000.0) -> tupl
             rank=rank, pid=100 + rank,
             view=GpuView(
                 node="n1" if rank < 2 else "n2", gpu=Gpu(uuid=f"GPU-{rank}", index=rank, utilization_ratio=0.0 if rank in idle else 1.0),
-                seen_at=NOW - 2, idle_since=NOW - idle[rank] if rank in idle else None,
+                idle_since=NOW - idle[rank] if rank in idle else None,
                 busy_since=None if rank in idle else NOW - busy_s,
             ),
         )

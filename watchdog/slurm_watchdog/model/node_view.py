@@ -20,7 +20,6 @@ class GpuView(Struct):
 
     node: str
     gpu: Gpu
-    seen_at: float  # When it last said anything; `gpu` holds no values if that is not now.
     idle_since: float | None = None  # Utilisation has been (almost) nothing in every look since; None: it is not.
     busy_since: float | None = None  # Utilisation has been high in every look since.
     ecc_uncorrected_rose_at: float | None = None  # When its count of uncorrected memory errors was last seen to rise.

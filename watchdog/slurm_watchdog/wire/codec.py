@@ -11,7 +11,7 @@ import msgspec
 
 from slurm_watchdog.model.observations import EventKind, FaultSeverity
 from slurm_watchdog.model.protocol import Command, Reply
-from slurm_watchdog.model.report import Report
+from slurm_watchdog.model.report import HELD, Report
 
 # Messages of a newer release: an event or command of an unknown type is left out, and the rest is decoded.
 # Only what may be missing without accusing anybody: a process or a GPU that was left out would look gone, so their
@@ -168,6 +168,8 @@ def decode_report(data: bytes) -> Report:
         raise WireError("not a report: a number in it is infinite, none, or has more than 64 bits with its sign")
     if len(report.state) > MAX_STATE:
         raise WireError(f"not a report: its state has {len(report.state)} bytes, and {MAX_STATE} are the most")
+    if report.same_as and (more := [name for name in HELD if getattr(report, name)]):
+        raise WireError(f"not a report: a small one, and it has {', '.join(more)}")
     if report.version != 1:
         raise WireError(f"report of version {report.version}: this end reads version 1; bring both to one release")
     return cut_texts(report) if may_have_long_text(data) else report

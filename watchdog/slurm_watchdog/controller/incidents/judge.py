@@ -161,6 +161,7 @@ log = logging.getLogger(__name__)
 NUMBERS_S = 15.0
 """Numbers of a job that makes steps, and of which nothing is wrong, are judged so often: what they alone can show (a
 slow GPU, a pace that changes) is a matter of minutes. A changed class is judged at once."""
+READ_SOON_S = 120.0  # Within so long of its start the first step of a job that logs any is read, most often.
 WORLD_S = 10.0  # What is about no single job is looked at again so often, as Slurm is asked, if nothing has come.
 DUE_EARLY_S = 1e-6  # Sums of floats are not exact: rather judged once more than late.
 RESOLVE_AFTER_REPORTS = 2  # A condition has to be gone for so many reports before its incident closes.
@@ -192,6 +193,13 @@ def _makes_steps(findings: Iterable[Finding]) -> bool:
     return calm and loop is not None and loop.truth is Truth.OK
 
 
+def _needs_each_look(job: JobView, findings: Iterable[Finding]) -> bool:
+    """Whether numbers of 30 s ago are too old for a job: something is wrong with it, or asked for (it is late), or no
+    one can read its steps. For one that starts, or of which this controller knows little, they do."""
+    steps_are_read = job.progress is not None or job.run_age_s < READ_SOON_S
+    return not steps_are_read or any(each.truth is Truth.BAD or each.wanted for each in findings)
+
+
 class JudgedRun(Struct):
     """One run of a job as it was judged last."""
 
@@ -200,11 +208,11 @@ class JudgedRun(Struct):
     findings: tuple[Finding, ...]
     telling: tuple[Finding, ...]  # Those of them that say more than that something is well.
     subjects: frozenset[str]  # Of all of them.
+    is_close: bool  # Each report of its nodes is to be whole.
     limit_s: float
     due_at: float  # When it has to be judged again, if nothing comes.
-    holds_s: tuple[
-        float, float
-    ]  # The same of comparisons with ages that steps, and looks at logs, move: after so long.
+    holds_s: tuple[float, float]
+    """The same of comparisons with ages that steps, and looks at logs, move: after so long."""
     moved_at: tuple[float, float, float]  # From when these ages count (Run.moved_at).
 
     def said(self, asked: frozenset[str]) -> tuple[Finding, ...]:
@@ -435,6 +443,7 @@ class Judge:
             findings=found,
             telling=() if run.is_calm else tuple(each for each in found if each.truth is not Truth.OK or each.wanted),
             subjects=frozenset(each.subject for each in found),
+            is_close=_needs_each_look(job, found),
             limit_s=plain(limit_s),
             due_at=around.now + min(clock.holds_s, WORLD_S if job.past else math.inf) - DUE_EARLY_S
             if lasts
@@ -568,14 +577,15 @@ class Judge:
             self.state.runs.grant_grace(now, incident.job_ids)
 
     def close_nodes(self) -> frozenset[str]:
-        """Nodes of which every look counts: those of jobs that start, are late, are asked about, or have no steps that
-        can be read, and those that open incidents are about."""
-        runs, found = self.state.runs, set[str]()
-        jobs = {job_id for job_id, run in runs.active() if not run.is_calm}
+        """Nodes of which every look counts: those that open incidents name, and those of jobs that one may hold up,
+        that are late or asked about, or whose steps no one can read."""
+        jobs, found = {job_id for job_id, judged in self._judged.items() if judged.is_close}, set[str]()
         for incident in self.incidents:
-            jobs.update(incident.jobs_now)
+            if spec_of(incident.kind).delays_steps:
+                jobs.update(incident.jobs_now)
             found.update(each.node for each in incident.culprits if each.node)
-        return frozenset(found.union(*(run.job.nodes for job_id in jobs if (run := runs.get(job_id)) is not None)))
+        runs = map(self.state.runs.get, jobs)
+        return frozenset(found.union(*(run.job.nodes for run in runs if run is not None)))
 
     def _slurm_is_fresh(self) -> bool:
         age_s = self.view.slurm_age_s

@@ -66,7 +66,6 @@ def node_views(view: SlurmView, known: Iterable[SlurmNodeView], now: float) -> t
 
 OF_JOBS = ("processes", "logs", "events", "checkpoints", "wishes", "supervisors", "pressures", "usages")
 """Fields of a report whose rows are about one job, or about none."""
-EACH_TIME = ("logs", "events", "supervisors")  # Those that a small report has.
 BY_SLURM = "slurm"  # See Process.member_by.
 JobOf = Callable[[str], SlurmJob | None]  # What agents call a job -> the job as Slurm listed it.
 
@@ -101,7 +100,7 @@ def of_own_jobs(report: Report, stranger: Callable[[str, str], bool] | None) -> 
     may speak of all."""
     if stranger is None:
         return report, 0
-    rows = {name: found for name in (EACH_TIME if report.same_as else OF_JOBS) if (found := getattr(report, name))}
+    rows = {name: found for name in OF_JOBS if (found := getattr(report, name))}
     strangers = {
         job_id
         for job_id in {row.job_id for found in rows.values() for row in found}

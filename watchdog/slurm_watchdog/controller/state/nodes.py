@@ -256,7 +256,6 @@ def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
     return GpuView(
         node=name,
         gpu=gpu,
-        seen_at=now,
         idle_since=None if gpu.idle_age_s is None else now - gpu.idle_age_s,
         busy_since=None if gpu.busy_age_s is None else now - gpu.busy_age_s,
         ecc_uncorrected_rose_at=past.ecc_rose_at,

@@ -23,7 +23,7 @@ from slurm_watchdog.controller.state.runs import Runs
 from slurm_watchdog.controller.state.wait_tally import idle_shares
 from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
 from slurm_watchdog.model.observations import Process, Role
-from slurm_watchdog.model.report import HELD, Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING
 
@@ -39,7 +39,6 @@ ROWS: dict[str, int] = {
 """Rows of one report. What agents send at most: 24 log files and 3,000 lines a job, 16 mounts, 48 hung children, 64
 GPUs, 64 directories with checkpoints, 320 events of the node; a node has some dozen jobs at most (its
 delivery.stream takes 512)."""
-SMALL_ROWS = {name: limit for name, limit in ROWS.items() if name not in HELD}
 INNER = 4096  # Entries of a list within a row, such as the processes of a GPU; NVML lists no more to an agent.
 ORDER = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
 
@@ -59,7 +58,7 @@ def within_bounds(
     (pid, start ticks) of the processes of a node that are remembered: they come first, so that one that is left out
     was never there, and no one looks dead for want of room. `nodes_of` says how many nodes a job has."""
     node, kept = report.node, dict[str, Any]()
-    for name, limit in (SMALL_ROWS if report.same_as else ROWS).items():
+    for name, limit in ROWS.items():
         rows = getattr(report, name)
         if not rows:
             continue

@@ -149,6 +149,7 @@ def progress_view(run: Run, moment: Moment) -> Progress | None:
 
 WORKS_S = 6.0  # A process that was at work within this time is at work while its node says that all is as it was.
 LAST_BUSY_S = 26.0  # The same of the use of a core, which is averaged over 20 to 25 s (slurm_watchdog.agent.sums).
+FELL_QUIET_S = 45.0  # From then on it is a class, and that it ends is reported at once (QUIET_S of agent.frames).
 
 
 def process_views(run: Run, now: float, nodes: Nodes) -> tuple[ProcessView, ...]:
@@ -180,8 +181,12 @@ def process_views(run: Run, now: float, nodes: Nodes) -> tuple[ProcessView, ...]
             last_at, seen_at = at, at + held_s if at == held_at else at
             seen_s = age(seen_at)
         worked_s, quiet_s, waited_s = process.worked_age_s, process.quiet_s, process.storage_age_s
+        if seen_at > at and worked_s is not None and worked_s >= WORKS_S:
+            worked_s = None  # what it has done since, no class tells
+        if seen_at > at and quiet_s is not None and LAST_BUSY_S <= quiet_s < FELL_QUIET_S:
+            quiet_s = None
         if worked_s is not None:
-            worked_s = age((seen_at if worked_s < WORKS_S else at) - worked_s) if worked_s else seen_s
+            worked_s = age(seen_at - worked_s) if worked_s else seen_s
         found.append(
             ProcessView(
                 node=node,

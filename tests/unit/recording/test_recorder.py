@@ -68,10 +68,11 @@ def test_what_comes_in_is_written_as_it_is_and_in_its_order(tmp_path: Path) -> N
     assert all(abs(each.wall - time.time()) < 60 for each in found)
 
 
-def test_the_settings_have_no_password() -> None:
+def test_the_settings_have_no_password_and_no_address() -> None:
     config = parse_config("mode: act\nexpert: {controller: {journal_url: 'postgresql://us:secret@db/x'}}\n")
     text = str(settings_of(config))
     assert "secret" not in text and "warm_up" in text
+    assert config.controller.listen not in text and config.controller.state_directory not in text
 
 
 WHOLE = [Entry(float(n), 100.0 + n, bytes([n]) * n) for n in range(40)]

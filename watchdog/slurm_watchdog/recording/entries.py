@@ -25,8 +25,13 @@ VERSION = 1
 MAX_BYTES = 64 * 1024**2  # A listing of 100,000 nodes has 20 MiB; more is damage.
 ESCAPE = b"\x1a"  # So a line has no other end but its own.
 OF_RELEASE_0_1 = "of a trace of release 0.1"
-COUNTING = ("agent", "controller", "slurm", "jobs", "policy", "ladder", "restart", "exceptions", "detectors")
-"""Sections of the configuration that judging and deciding depend on."""
+COUNTING: dict[str, tuple[str, ...]] = {
+    "agent": ("interval", "probe_deadline", "mount_probe_interval", "checkpoint_interval", "orphan_grace"),
+    "controller": ("tick", "agent_silent_after", "warm_up"),
+    "slurm": ("poll_interval", "deadline"),
+    **dict.fromkeys(("jobs", "policy", "ladder", "restart", "exceptions", "detectors"), ()),
+}
+"""Section of the configuration -> the options in it that judging and deciding depend on; none: all."""
 
 
 class Begin(Struct, tag=True):
@@ -39,10 +44,8 @@ class Begin(Struct, tag=True):
 
 def settings_of(config: Config) -> dict[str, Any]:
     """What `Begin` has of a configuration."""
-    of: dict[str, Any] = {name: getattr(config, name) for name in COUNTING}
-    of = msgspec.msgpack.decode(msgspec.msgpack.encode(of))
-    of["controller"].pop("journal_url", None)  # a password may be in it
-    return of
+    of = msgspec.msgpack.decode(msgspec.msgpack.encode({name: getattr(config, name) for name in COUNTING}))
+    return {name: {key: of[name][key] for key in keys} if keys else of[name] for name, keys in COUNTING.items()}
 
 
 class Answer(Struct, tag=True):

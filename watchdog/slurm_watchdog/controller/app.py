@@ -337,19 +337,21 @@ async def _every(interval_s: float, work: Callable[[], Awaitable[object]], stop:
         await asyncio.sleep(interval_s)
 
 
-STATUS_CHARACTERS = 300  # Of the headline that `systemctl status` shows.
+STATUS_CHARACTERS, STATUS_EVERY_S = 300, 5.0  # Of the headline that `systemctl status` shows.
 
 
 async def _tick_until_stopped(controller: Controller, stop: asyncio.Event) -> None:
     """Ticks at a fixed cadence; systemd hears from us only after a whole tick."""
-    interval_s, ready = controller.config.controller.tick, False
+    interval_s, ready, said_at = controller.config.controller.tick, False, float("-inf")
     while not stop.is_set():
         began = clock.monotonic()
         try:
             for _ in controller.pieces():
                 await asyncio.sleep(0)  # reports, questions and actions first
-            alive = "WATCHDOG=1" if ready else "READY=1\nWATCHDOG=1"
-            sd_notify(f"{alive}\nSTATUS={one_line(controller.healthy()[1], STATUS_CHARACTERS)}")
+            sd_notify("WATCHDOG=1" if ready else "READY=1\nWATCHDOG=1")
+            if began - said_at >= STATUS_EVERY_S:
+                sd_notify(f"STATUS={one_line(controller.healthy()[1], STATUS_CHARACTERS)}")
+                said_at = began
             ready = True
         except Exception:  # the boundary: no heartbeat goes out from a tick that did not complete
             log.exception("a tick failed")

@@ -46,7 +46,7 @@ class Stream:
 
     __slots__ = (
         "_door", "_held", "_inbox", "_is_waiting", "_port", "_reason", "_seal", "_since", "_task", "challenge",
-        "interval_s", "is_heard", "is_open", "names", "node", "remote", "transport",
+        "interval_s", "is_heard", "is_open", "names", "node", "remote", "said", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +63,7 @@ class Stream:
         self.node, self.challenge = "", ""
         self.is_open = False  # Both ends are proven: reports are taken.
         self.is_heard = False  # A report was taken: it may be asked.
+        self.said = b""  # The newest reply.
         self.interval_s = 0.0  # Between two of its reports.
         self._inbox = Inbox(MAX_UNPROVEN)
         self._seal: Seal | None = None

@@ -214,6 +214,8 @@ class TcpController(Controller):
         address = (self.host.encode("ascii"), self._port)
         sock = socket.create_connection(address, timeout=CONNECT_S)  # type: ignore[arg-type]
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A machine that is dead is noticed as soon as by a missing answer, also by what is not answered.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * ANSWER_S))
         return sock
 
 

@@ -31,10 +31,12 @@ from slurm_watchdog.wire.frames import (
     HELLO,
     MAC_BYTES,
     MAGIC,
+    NEWS,
     OPENED,
     ORDERS,
     PROOF,
     REPORT,
+    STATE,
     TAKEN,
     VERSION,
     WELCOME,
@@ -175,8 +177,8 @@ class ReportEndpoint:
 
     def take_frame(self, stream: Stream, kind: bytes, body: bytes) -> Awaitable[None] | None:
         """See wire.stream_server.StreamDoor: at once, but where munged or the address of a name has to be asked."""
-        if stream.is_open and kind == REPORT:
-            self._take_report(stream, body)
+        if stream.is_open and kind in (REPORT, STATE):
+            self._take_report(stream, kind, body)
             return None
         if not stream.node and kind == HELLO and body.startswith(MAGIC):
             return self._greet(stream, unpack(body.removeprefix(MAGIC), Hello))
@@ -256,7 +258,7 @@ class ReportEndpoint:
         if before is not None:
             before.end("replaced", "this node has begun another connection")
 
-    def _take_report(self, stream: Stream, body: bytes) -> None:
+    def _take_report(self, stream: Stream, kind: bytes, body: bytes) -> None:
         if not self._rate.acquire(stream.node, len(body), clock.monotonic()):  # its own: it has proven to be that node
             raise FrameError("too_often", f"too many reports for {stream.node!r}")
         try:
@@ -274,7 +276,11 @@ class ReportEndpoint:
             raise FrameError(STANDBY, "another controller may be the active one by now")
         stream.interval_s, stream.is_heard = report.interval_s, True
         self._record(REPORT + body)
-        stream.send(TAKEN, encode_reply(self._accept(report)))
+        reply = self._accept(report)
+        said = encode_reply(reply)
+        if kind == REPORT or reply.commands or said != stream.said:
+            stream.send(TAKEN if kind == REPORT else NEWS, said)
+            stream.said = said
 
     async def _check_node(self, stream: Stream) -> None:
         """Raises FrameError unless it comes from the node's address."""

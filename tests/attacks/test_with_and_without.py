@@ -560,7 +560,7 @@ ROWS = {
     "processes that live for seconds": Row("H3", "node", short_processes, (("slurm_watchdog.controller.state.run_updates.GONE_OF_ROLE", 1 << 40),)),
     "a report of 75,000 processes": Row("H3 H5", "node", report_of_rows, (("slurm_watchdog.controller.state.cluster.within_bounds", lambda report, *_: (report, {})),)),
     "a text of four megabytes": Row("M9", "node", report_of_one_text, (("slurm_watchdog.wire.codec.cut_texts", same),)),
-    "a number that is none": Row("L9", "node", number_that_is_none, (("slurm_watchdog.wire.codec._moderate", yes),)),
+    "a number that is none": Row("L9", "node", number_that_is_none, (("slurm_watchdog.wire.codec.check_numbers", nothing),)),
     "brackets without end": Row("M9", "node", brackets_without_end, (("slurm_watchdog.wire.codec.RecursionError", KeyError),)),
     "a flood of reports": Row("M4", "node", report_flood, (("slurm_watchdog.wire.rate_limits.TokenBuckets.acquire", yes),)),
     "a thousand faults": Row("M9", "node", faults_without_end, (("slurm_watchdog.controller.incidents.judge.OF_ONE", 1 << 40),)),

@@ -51,6 +51,7 @@ from slurm_watchdog.controller.evidence import collector, store
 from slurm_watchdog.controller.evidence.requests import FairSlots
 from slurm_watchdog.controller.evidence.store import EvidenceShare
 from slurm_watchdog.controller.incidents.judge import within_room
+from slurm_watchdog.controller.ingest import endpoint
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.state.cluster import ClusterState
@@ -67,7 +68,7 @@ from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
 from slurm_watchdog.parse.kernel_log.line import parse_message
 from slurm_watchdog.parse.training_log.line import parse_line
 from slurm_watchdog.wire import codec
-from slurm_watchdog.wire.rate_limits import Limits, report_rate
+from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets
 from tests.builders import two_users
 from tests.builders.forged_kernel_lines import forgeries
 from tests.builders.identities import World
@@ -466,8 +467,8 @@ def brackets_without_end(stage: Stage) -> bool:
 
 def report_flood(stage: Stage) -> bool:
     """A thousand reports at once."""
-    known = report_rate(5.0)
-    return sum(known.acquire("n1", 1 << 10, 100.0) for _ in range(1000)) > 500
+    known = TokenBuckets(endpoint.REPORTS_AT_ONCE, endpoint.REPORTS_A_SECOND)
+    return sum(known.acquire("n1", 100.0) for _ in range(1000)) > 500
 
 
 def faults_without_end(stage: Stage) -> bool:

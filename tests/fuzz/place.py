@@ -124,7 +124,7 @@ class Place:
         try:
             assert self.door.take_frame(stream, REPORT, body) is None
         except FrameError as error:
-            stream.end(*error.args)
+            stream.refuse(*error.args)
             return str(error.args[0])
         return "taken"
 

@@ -96,7 +96,7 @@ def test_a_controller_that_was_stopped_for_a_minute_blames_nobody() -> None:
     with listening() as port:
         one = agent(port)
         assert one.report() == "taken"
-        port.do(lambda: port.server.record_lag(clock.monotonic(), 60.0))
+        port.do(lambda: port.server.record_lag(60.0))
         look(port, 60.0 + SILENT_S - 1.0)
         assert one.report("n1", 2) == "taken"
         assert lost(port, "silent") == 0

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from slurm_watchdog.base import clock
 from slurm_watchdog.wire.port import MAX_HEAD, Port, refusal
 from slurm_watchdog.wire.rate_limits import Limits
 
@@ -57,7 +56,7 @@ class Place:
 
     def later_by(self, seconds: float) -> None:
         for connection in list(self.server.connections):
-            connection.check(clock.monotonic() + seconds)
+            connection.check(self.server.now() + seconds)
 
     async def say(self, *parts: bytes, answers: int = 1) -> list[tuple[int, bytes]]:
         """Sends parts with a pause between them; returns the status and body of that many answers."""
@@ -140,20 +139,21 @@ HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
         (HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", 400, "garbage"),
         (HEAD + b"Content-Length: 1001\r\n\r\n", 413, "too_large"),
         (HEAD + b"Content-Length: 99999999999999999999\r\n\r\n", 400, "garbage"),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * MAX_HEAD, 413, "too_large"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * MAX_HEAD, None, "too_large"),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400, "garbage"),
         (HEAD + b"X: " + b"x" * MAX_HEAD, 400, "garbage"),
-        (HEAD + b"A: b\r\n" * MAX_HEAD, 413, "too_large"),
+        (HEAD + b"A: b\r\n" * MAX_HEAD, None, "too_large"),
         (HEAD + b"Authorization: Bearer wrong\r\nContent-Length: 900\r\n\r\n", 401, "unauthorized"),
     ],
 )
 def test_garbage_on_the_port_is_refused_counted_and_the_connection_closed(
-    said: bytes, status: int, outcome: str
+    said: bytes, status: int | None, outcome: str
 ) -> None:
     async def talk(place: Place) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", place.port)
         writer.write(said)
-        assert (await asyncio.wait_for(read_answer(reader), 10))[0] == status
+        if status is not None:
+            assert (await asyncio.wait_for(read_answer(reader), 10))[0] == status
         with contextlib.suppress(ConnectionError):  # what it sent beyond was not read
             assert await asyncio.wait_for(reader.read(), 10) == b""
         writer.close()
@@ -195,7 +195,7 @@ def test_a_request_that_does_not_end_and_a_connection_that_nobody_uses_are_close
         place.later_by(19.0)
         assert place.refused == {}
         place.later_by(21.0)
-        assert (await asyncio.wait_for(read_answer(reader), 10))[0] == 408
+        assert await asyncio.wait_for(reader.read(), 10) == b""
         assert place.refused == {"too_slow": 1}
         assert await asyncio.wait_for(idle.read(), 10) == b""
         used_writer.write(post(b"xy"))
@@ -214,8 +214,8 @@ def test_a_request_that_waited_for_us_is_not_found_slow() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", place.port)
         writer.write(post(b"abc")[:-1])
         await until(lambda: place.server.held > 0)
-        place.server.record_lag(clock.monotonic() + 14.0, 14.0)
-        place.later_by(30.0)
+        place.server.record_lag(14.0)
+        place.later_by(16.0)
         assert place.refused == {}
         writer.write(b"c")
         assert await read_answer(reader) == (200, b"got 3")
@@ -253,7 +253,7 @@ def test_a_client_that_does_not_read_holds_a_bounded_part_of_what_it_asked_for_a
         writer.close()
 
     def unread(connection: Any) -> int:
-        return int(connection._transport.get_write_buffer_size())
+        return int(connection.transport.get_write_buffer_size())
 
     with_server(talk)
 

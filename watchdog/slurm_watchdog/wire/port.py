@@ -1,8 +1,8 @@
 """One port of the controller: HTTP for people and programs, by aiohttp, and streams of agents, which begin with a byte
 that no request begins with.
 
-Everything is bounded here, before a handler is called: connections in all and of each address, the head and the body of
-a request, the time for both, the bytes of all that has not arrived whole, the answers that a client does not read.
+What it may take is bounded: connections in all and of each address, requests and frames, the time for them, the bytes
+of all that has not arrived whole, the answers that a client does not read.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.identity.transport import check_directory
 from slurm_watchdog.wire.connection import Connection
@@ -25,13 +26,12 @@ from slurm_watchdog.wire.stream_server import Stream, StreamDoor
 
 log = logging.getLogger(__name__)
 
-MAX_HEAD = 16 * 1024  # nginx and Apache allow 8 KiB a line, and so does aiohttp.
+MAX_HEAD = 512 * 1024  # Bytes before a handler is called: of a head, which aiohttp bounds, and what comes with it.
 BACKLOG = 4096  # Connections that wait to be accepted: after a restart all come. The kernel takes somaxconn, if less.
 DEADLINE_S = 20.0  # A request, or a frame, has to arrive whole within this time: a slow sender holds nothing open.
 SWEEP_INTERVAL_S = 5.0  # Time between two sweeps over connections that are too slow or idle.
 LAG_CHECK_S = 0.5  # Time between two measurements of this loop's own lag.
-IDLE_S = 120.0  # A connection on which nothing has been asked for so long, or too little of an answer read, is closed.
-READ_IN_IDLE = 1024 * 1024  # Bytes of a long answer that have to be read in that time: 9 kB/s.
+IDLE_S = 120.0  # A connection on which nothing has been asked for so long, or an answer not been read, is closed.
 LOG_INTERVAL_S = 60.0  # A refusal of the same kind is written to the log once in this time; the metric counts them all.
 LINGER_S = 1.0  # What is left of a refused request is thrown away for so long, so that its answer is read.
 END_S = 1.0  # For requests under way when the port is closed.
@@ -47,30 +47,27 @@ def refusal(status: int, sentence: str) -> web.Response:
 class Port:
     """All connections of one port, or of one unix socket. One event loop owns it."""
 
-    def __init__(  # noqa: PLR0913 - one port, and all that it is made of
+    def __init__(
         self,
         app: web.Application,
-        max_body: int,
         *,
         admit: Admission = lambda request: None,
-        refused: Callable[[str], None] = lambda outcome: None,
         count: Callable[[str], None] = lambda reason: None,
         limits: Limits | None = None,
         tls: Context | None = None,
         only_uid: int | None = None,
         streams: StreamDoor | None = None,
     ):
-        """`app` answers HTTP, with bodies of `max_body` bytes at most. `refused` is called with the outcome of each
-        request that is refused here, `count` with the reason of each refused connection. With `tls` clients have to
-        show a certificate; with `only_uid` it listens on a unix socket, and no process of another user gets a
-        connection. `streams`: what takes the frames of agents; None where none come."""
+        """`app` answers HTTP; its client_max_size bounds bodies. `admit` refuses requests before theirs, `count` is
+        called with the reason of each refused connection. With `tls` clients have to show a certificate; with
+        `only_uid` it listens on a unix socket, and no process of another user gets a connection. `streams`: what takes
+        the frames of agents; None where none come."""
         self.only_uid, self.tls = only_uid, tls
         self.deadline_s = DEADLINE_S
         self.limits = limits or Limits()
         self.connections: set[Connection] = set()
         self.held = 0  # Bytes of requests and frames that are not whole yet.
         self.late_s = 0.0  # How long this loop was busy with others, in all: time that no client can be blamed for.
-        self.max_body, self.refused = max_body, refused
         self._admit, self._count, self._streams = admit, count, streams
         app.middlewares.append(self._serve_whole)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=END_S)
@@ -120,7 +117,7 @@ class Port:
         if first == 0 and self._streams is not None:
             return Stream(client, self._streams)
         assert self._runner.server is not None
-        return Requests(self, client, self._runner.server)
+        return Requests(client, self._runner.server)
 
     def count_refused(self, reason: str, address: str, why: str = "") -> None:
         """Counts a connection that came to nothing."""
@@ -162,103 +159,66 @@ class Port:
                 for connection in list(self.connections):
                     connection.check(self.now())
 
-    # -- requests ----------------------------------------------------------------------------------------------
-
-    def refuse(self, outcome: str, status: int, sentence: str) -> web.Response:
-        """Counts a request that is refused, and says why."""
-        self.refused(outcome)
-        return refusal(status, sentence)
-
     @web.middleware
     async def _serve_whole(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Calls the handler once all of the request is there."""
         requests = request.protocol
         assert isinstance(requests, Requests)
-        answer = self._admit(request) or await self._read(request)
-        if answer is not None and not request.content.is_eof():
-            requests.client.give_up()  # where the next request would begin is unknown
-            answer.force_close()
-            return answer
-        requests.take()
+        requests.begin()
         try:
-            return answer or await handler(request)
+            if (refused := self._admit(request)) is not None:
+                return refused
+            size, most = request.content_length or 0, request.client_max_size
+            if size > most:
+                raise web.HTTPRequestEntityTooLarge(most, size)
+            await wait_for(request.read(), self.deadline_s)
+            return await handler(request)
+        except TimeoutError:
+            return refusal(408, f"a request has to arrive within {self.deadline_s:.0f} s")
+        except web.RequestPayloadError:
+            return refusal(400, "a body that is not as its head says")
         except web.HTTPException as error:
             return refusal(error.status, f"{request.method} {request.path[:80]}: {error.reason}")
+        except Exception:  # the boundary: one request that fails never ends the others
+            log.exception("a request failed")
+            return refusal(500, "this request failed; see the log of the controller")
         finally:
-            requests.answer()
-
-    async def _read(self, request: web.Request) -> web.Response | None:
-        """The body is read and kept in the request; otherwise what refuses it."""
-        if (request.content_length or 0) > self.max_body:
-            return self.refuse("too_large", 413, f"a request may have {self.max_body} bytes")
-        try:
-            await request.read()
-        except web.RequestPayloadError:
-            return self.refuse("garbage", 400, "a body that is not as its head says")
-        except OSError:  # it is counted where the connection was lost
-            return refusal(400, "the connection broke before the request had arrived")
-        return None
+            requests.end()
 
 
 class Requests(web.RequestHandler):
-    """HTTP of one client. A request is arriving, is being answered, or there is none."""
+    """HTTP of one client, by aiohttp. The head of a request is arriving, it is being answered, or there is none."""
 
-    __slots__ = ("_port", "_served", "_unread", "client", "is_busy", "most_held")
+    __slots__ = ("_client", "_served", "is_busy")
 
-    def __init__(self, port: Port, client: Connection, server: web.Server):
+    most_held = MAX_HEAD
+
+    def __init__(self, client: Connection, server: web.Server):
         loop = asyncio.get_running_loop()
         super().__init__(server, loop=loop, access_log=None, auto_decompress=False, lingering_time=LINGER_S)  # type: ignore[arg-type]
-        self._port, self.client = port, client
-        self.most_held = MAX_HEAD + port.max_body
+        self._client = client
         self.is_busy = self._served = False  # Whether one is being answered; whether one was.
-        self._unread = 0  # Bytes of answers, when some were read last.
         self.connection_made(client.transport)
 
-    def connection_lost(self, error: BaseException | None) -> None:
-        if self.client.held and not self.is_busy:
-            self._port.refused("cut_off")
-        self.client.give_up()
-        super().connection_lost(error)
-
-    def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
-    ) -> web.StreamResponse:
-        """What was no request is refused, and its connection closed; one that fails never ends the others."""
-        if status != 400:
-            log.error("a request failed", exc_info=exc)
-            if request.writer.output_size > 0:
-                raise ConnectionError("half of the answer was sent")
-            return refusal(500, "this request failed; see the log of the controller")
-        self.client.give_up()
-        answer = self._port.refuse("garbage", 400, "not a request of HTTP/1.1")
-        answer.force_close()
-        return answer
-
-    def take(self) -> None:
-        """The request is whole."""
-        self.client.settle(0)
+    def begin(self) -> None:
+        """Its head is whole; its body is bounded by the application."""
+        self._client.settle(0)
         self.is_busy = True
 
-    def answer(self) -> None:
+    def end(self) -> None:
         """It is answered but for the sending."""
-        self.client.since, self.is_busy, self._served, self._unread = self._port.now(), False, True, 0
+        self._client.settle(0)
+        self._client.since, self.is_busy, self._served = self._client.port.now(), False, True
 
     def refuse(self, outcome: str, why: str) -> None:
-        """Closes it without an answer: whoever sends so does not read."""
-        self._port.refused(outcome)
-        self.client.give_up()
+        """Closes it without an answer: such a client does not read."""
+        self._client.give_up()
         self.force_close()
 
     def check(self, age_s: float) -> None:
-        """Ends what is idle, and what does not read."""
-        unread = self.client.transport.get_write_buffer_size()
-        if self._unread - unread >= READ_IN_IDLE:
-            self.client.since, self._unread = self.client.since + age_s, unread
-        elif age_s > (IDLE_S if self._served else self._port.deadline_s):
-            if unread:
-                self.client.transport.abort()
-            self.close()
-        self._unread = max(self._unread, unread)
+        """Ends what is idle, and what does not read its answer."""
+        if age_s > (IDLE_S if self._served else self._client.port.deadline_s):
+            self._client.transport.abort()
 
     def close(self) -> None:
         """After the answer that is under way, if there is one."""

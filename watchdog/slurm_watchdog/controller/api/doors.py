@@ -92,7 +92,7 @@ def few(most: int = MAX_CONNECTIONS, **bounds: Any) -> Limits:
 def local_port(controller: CommandSources, count: Callable[[str], None]) -> Port:
     """The local socket, not yet open. `count` is called with the reason of each refused connection."""
     own = ("user 0", f"user {os.geteuid()}")  # as Connection.remote has them
-    return Port(make_app(controller), MAX_BODY_BYTES, count=count, limits=few(is_own=lambda who: who in own))
+    return Port(make_app(controller), count=count, limits=few(is_own=lambda who: who in own))
 
 
 async def open_socket(port: Port, path: str, group: str = "") -> None:
@@ -141,10 +141,10 @@ class UserDoor:
 
     def server(self, count: Callable[[str], None] = lambda reason: None) -> Port:
         """The port itself, not yet open. `count` is called with the reason of each refused connection."""
-        app = web.Application()
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_route("*", "/{path:.*}", self._handle)
         limits = few(is_own=lambda address: False, most_of_one=MAX_OF_ONE_ADDRESS)
-        return Port(app, MAX_BODY_BYTES, admit=self._admit, count=count, limits=limits)
+        return Port(app, admit=self._admit, count=count, limits=limits)
 
     def _admit(self, request: web.Request) -> web.Response | None:
         """Before the body of a request is taken: why it is not."""

@@ -103,7 +103,7 @@ def watching_app(metrics: ControllerMetrics, healthy: Callable[[], tuple[bool, s
         said = msgspec.json.encode({"healthy": good, "detail": sentence, "time": clock.wall()})
         return web.Response(body=said, status=200 if good else 503, content_type="application/json")
 
-    app = web.Application()
+    app = web.Application(client_max_size=MAX_SMALL)
     app.add_routes([web.get("/metrics", text), web.get("/healthz", health)])
     return app
 
@@ -158,9 +158,7 @@ class ReportEndpoint:
         app = watching_app(self._metrics, self._healthy)
         return Port(
             app,
-            MAX_SMALL,
             admit=self._admit,
-            refused=lambda outcome: self._metrics.reports.labels(outcome).inc(),
             count=lambda reason: self._metrics.refused_connections.labels(reason).inc(),
             limits=self._limits,
             tls=identity if isinstance(identity, Context) else None,

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from slurm_watchdog.agent.delivery.sender import Sender, Spool, controllers
 from slurm_watchdog.agent.delivery.stream import AuthenticationFailed, Controllers, TlsController, in_words
@@ -59,6 +60,22 @@ def test_a_node_reports_for_itself_and_for_nobody_else(ca: Path, port: Port) -> 
     assert [each.node for each in port.reports] == ["n1", "n1"]
     assert port.outcome("wrong_node") == 1
     agent.close()
+
+
+def test_the_loop_of_the_controller_takes_what_comes_before_its_handshake_is_begun(ca: Path) -> None:
+    """uvloop reads a socket before the task that begins the handshake."""
+    identity = Context(controller_files(ca), server=True)
+    with listening(identity=identity, loop=uvloop.new_event_loop()) as port:
+        files = node_files(ca, "n1", time.time())
+        agents = [connection(port, files) for _ in range(20)]
+        assert [each.report("n1", number) for number, each in enumerate(agents)] == ["taken"] * 20
+        for each in agents:
+            each.close()
+        until(lambda: not port.do(lambda: port.server.connections))
+        expired = node_files(ca, "n8", time.time() - 40 * DAY_S, 30)
+        with pytest.raises(AuthenticationFailed):
+            connection(port, expired).report("n8")
+        until(lambda: port.refused("expired") == 1)
 
 
 def test_the_five_lines_of_the_page_make_certificates_by_which_a_node_reports(tmp_path: Path) -> None:

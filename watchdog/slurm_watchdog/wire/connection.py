@@ -69,7 +69,13 @@ class Connection(asyncio.Protocol):
     async def _shake_hands(self, tls: Context) -> None:
         loop = asyncio.get_running_loop()
         try:
-            secure = await loop.start_tls(self.transport, self, tls.current, server_side=True, **TLS_TIMES)  # type: ignore[arg-type]
+            handshake = loop.start_tls(self.transport, self, tls.current, server_side=True, **TLS_TIMES)  # type: ignore[arg-type]
+            coming = asyncio.ensure_future(handshake)
+            await asyncio.sleep(0)  # it has taken the socket over; what uvloop has read before is its own
+            if self._early:
+                loop.call_soon(_feed, self.transport.get_protocol(), self._early)
+                self._early = b""
+            secure = await coming
         except ssl.SSLError as error:
             self.refuse(*reason_of(error))
         except OSError:  # it has hung up: that costs us a handshake as well
@@ -156,3 +162,13 @@ class Connection(asyncio.Protocol):
     def end(self) -> None:
         """Closes it, for the port."""
         (self.transport if self._inner is None else self._inner).close()
+
+
+def _feed(tls: Any, data: bytes) -> None:
+    """Gives the protocol of a handshake what had come before it."""
+    while data:
+        buffer = tls.get_buffer(len(data))
+        size = min(len(buffer), len(data))
+        buffer[:size] = data[:size]
+        tls.buffer_updated(size)
+        data = data[size:]

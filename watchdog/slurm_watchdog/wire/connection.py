@@ -13,9 +13,8 @@ from slurm_watchdog.identity.transport import peer_of
 from slurm_watchdog.wire.rate_limits import Limits
 
 HANDSHAKE_S = 10.0  # For a whole handshake: two round trips and some milliseconds of computing.
-TLS_TIMES: dict[str, float] = {"ssl_handshake_timeout": 3600.0}  # `check` is earlier, and knows of the loop's own lag.
-if sys.version_info >= (3, 11):
-    TLS_TIMES["ssl_shutdown_timeout"] = 1.0  # The other end need not answer the goodbye.
+TLS_TIMES: dict[str, float] = {"ssl_shutdown_timeout": 1.0} if sys.version_info >= (3, 11) else {}
+"""The other end need not answer the goodbye. A handshake is ended by `check`, which knows of the loop's own lag."""
 
 
 class Port(Protocol):
@@ -68,11 +67,13 @@ class Connection(asyncio.Protocol):
 
     async def _shake_hands(self, tls: Context) -> None:
         loop = asyncio.get_running_loop()
+        if self.transport.is_closing():
+            return
         try:
             handshake = loop.start_tls(self.transport, self, tls.current, server_side=True, **TLS_TIMES)  # type: ignore[arg-type]
             coming = asyncio.ensure_future(handshake)
             await asyncio.sleep(0)  # it has taken the socket over; what uvloop has read before is its own
-            if self._early:
+            if self._early and not self.transport.is_closing():
                 loop.call_soon(_feed, self.transport.get_protocol(), self._early)
                 self._early = b""
             secure = await coming

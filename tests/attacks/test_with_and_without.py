@@ -51,6 +51,7 @@ from slurm_watchdog.controller.evidence import collector, store
 from slurm_watchdog.controller.evidence.requests import FairSlots
 from slurm_watchdog.controller.evidence.store import EvidenceShare
 from slurm_watchdog.controller.incidents.judge import within_room
+from slurm_watchdog.controller.ingest import endpoint
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.state.cluster import ClusterState
@@ -67,7 +68,7 @@ from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
 from slurm_watchdog.parse.kernel_log.line import parse_message
 from slurm_watchdog.parse.training_log.line import parse_line
 from slurm_watchdog.wire import codec
-from slurm_watchdog.wire.rate_limits import Limits, report_rate
+from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets
 from tests.builders import two_users
 from tests.builders.forged_kernel_lines import forgeries
 from tests.builders.identities import World
@@ -466,8 +467,8 @@ def brackets_without_end(stage: Stage) -> bool:
 
 def report_flood(stage: Stage) -> bool:
     """A thousand reports at once."""
-    known = report_rate(5.0)
-    return sum(known.acquire("n1", 1 << 10, 100.0) for _ in range(1000)) > 500
+    known = TokenBuckets(endpoint.REPORTS_AT_ONCE, endpoint.REPORTS_A_SECOND)
+    return sum(known.acquire("n1", 100.0) for _ in range(1000)) > 500
 
 
 def faults_without_end(stage: Stage) -> bool:
@@ -560,7 +561,7 @@ ROWS = {
     "processes that live for seconds": Row("H3", "node", short_processes, (("slurm_watchdog.controller.state.run_updates.GONE_OF_ROLE", 1 << 40),)),
     "a report of 75,000 processes": Row("H3 H5", "node", report_of_rows, (("slurm_watchdog.controller.state.cluster.within_bounds", lambda report, *_: (report, {})),)),
     "a text of four megabytes": Row("M9", "node", report_of_one_text, (("slurm_watchdog.wire.codec.cut_texts", same),)),
-    "a number that is none": Row("L9", "node", number_that_is_none, (("slurm_watchdog.wire.codec._moderate", yes),)),
+    "a number that is none": Row("L9", "node", number_that_is_none, (("slurm_watchdog.wire.codec.check_numbers", nothing),)),
     "brackets without end": Row("M9", "node", brackets_without_end, (("slurm_watchdog.wire.codec.RecursionError", KeyError),)),
     "a flood of reports": Row("M4", "node", report_flood, (("slurm_watchdog.wire.rate_limits.TokenBuckets.acquire", yes),)),
     "a thousand faults": Row("M9", "node", faults_without_end, (("slurm_watchdog.controller.incidents.judge.OF_ONE", 1 << 40),)),

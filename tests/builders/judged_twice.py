@@ -35,7 +35,9 @@ class JudgedTwice(Judge):
 
 def _said(finding: Finding, asked: frozenset[str]) -> Finding:
     """How long something has been well, or is not known and asked about by no one, is of no concern."""
-    counts = finding.truth is Truth.BAD or finding.wanted or (finding.truth is not Truth.OK and finding.subject in asked)
+    counts = (
+        finding.truth is Truth.BAD or finding.wanted or (finding.truth is not Truth.OK and finding.subject in asked)
+    )
     return finding if counts else replace(finding, duration_s=0.0)
 
 

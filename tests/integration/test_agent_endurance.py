@@ -200,7 +200,7 @@ class Trace:
 
 def fill_caches() -> None:
     """What is bounded is at its bound before anything is measured: what grows after it has no bound."""
-    from slurm_watchdog.wire.redact_values import REMEMBERED, mask_words
+    from slurm_watchdog.base.redact import REMEMBERED, mask_words
 
     for number in range(REMEMBERED):
         mask_words(f"/scratch/a/user/runs/{number:040}/rank.log")

@@ -21,10 +21,10 @@ from slurm_watchdog.agent.sums import recall
 from slurm_watchdog.agent.workers.child import FIRST_TRIM, TRIM_EVERY, give_back_memory
 from slurm_watchdog.agent.workers.spawner import SpawnerDied
 from slurm_watchdog.base import clock, loop
+from slurm_watchdog.base.redact import masked
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.protocol import Command, Reply
 from slurm_watchdog.model.report import ProcessSection, Report, with_sections
-from slurm_watchdog.wire.redact_values import masked
 
 if TYPE_CHECKING:
     from slurm_watchdog.agent.delivery.spool import Waiting

@@ -22,7 +22,6 @@ from slurm_watchdog.base.text import one_line
 from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
-from slurm_watchdog.controller.api.asking import MAX_BODY_BYTES
 from slurm_watchdog.controller.api.doors import MAX_OF_PAGE, UserDoor, few, local_port, open_socket
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.controller import Controller, Outside
@@ -317,9 +316,7 @@ async def open_doors(
         doors.append(UserDoor(controller, MungeLibrary(config.security.munge_socket)).server(count))
         await doors[-1].start(*split_address(config.controller.user_listen))
     if config.controller.page_listen:
-        page = Port(
-            make_page(controller, page_token), MAX_BODY_BYTES, count=count, limits=few(MAX_OF_PAGE, by_address=False)
-        )
+        page = Port(make_page(controller, page_token), count=count, limits=few(MAX_OF_PAGE, by_address=False))
         try:
             await page.start(*split_address(config.controller.page_listen))
             doors.append(page)

@@ -19,10 +19,10 @@ from itertools import pairwise
 from ClusterShell.RangeSet import RangeSet
 from msgspec.structs import replace
 
+from slurm_watchdog.base.redact import mask_words
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import HELD, REQUEUED
 from slurm_watchdog.slurm.node_names import Fields, Listed, Names, ParseError, all_or_none, expand_nodes
-from slurm_watchdog.wire.redact_values import mask_words
 
 JOB_ID = re.compile(r"\d{1,10}(_\d{1,10})?", re.ASCII)  # One job, or one element of an array, as scontrol takes it.
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)

@@ -242,6 +242,13 @@ class TlsController(TcpController):
             raise
         return wrapped
 
+    def open(self, answer_s: float) -> ProvenStream:
+        try:
+            return super().open(answer_s)
+        except ConnectionResetError as error:  # as the server does that does not take our certificate
+            own = "our certificate has expired" if self.certificates["own"] < clock.wall() else "its log says why"
+            raise AuthenticationFailed(f"the controller ended the connection in the handshake: {own}") from error
+
     def _context(self) -> ssl.SSLContext:
         """Raises AuthenticationFailed if our own files cannot be used."""
         from slurm_watchdog.identity.tls import Context

@@ -22,10 +22,24 @@ from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.documents import Delivery, Level
 from slurm_watchdog.model.incidents import Incident, IncidentState
 from slurm_watchdog.model.slurm import SlurmView
-from slurm_watchdog.wire.rate_limits import CONNECTION_REASONS, LOST_STREAMS, REFUSED_REPORTS
+from slurm_watchdog.wire.rate_limits import CONNECTION_REASONS
 
 LOOK_EVERY_S = 5.0  # While no job is stalled.
 LONGEST_TICK_S = 60.0  # A longer time between two looks was a stall of the controller: nothing is known of it.
+
+LOST_STREAMS = {
+    "reset": "it was reset: the agent has ended, or something between us",
+    "closed_by_agent": "the agent closed it",
+    "closed_by_us": "this controller ends",
+    "silent": "no frame came in time: it is half-open, or the agent hangs",
+    "replaced": "its node has begun another one",
+    "slow_reader": "it does not read what it is sent",
+}  # How streams of agents end that were not refused -> what it means.
+REFUSED_REPORTS = (
+    "unauthorized", "replayed", "wrong_node", "garbage", "too_large", "too_slow", "too_often",
+    "cut_off", "busy", "no_munge", "wrong_job", "no_room", "standby", "failed", "old_agent",
+)  # fmt: skip
+"""Outcomes of requests that were refused; the others are those of reports that were taken."""
 
 
 class GpuTime:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.base.capped import LeftOut
+from slurm_watchdog.base.redact import masked
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.ticking import Clock, Ticking, plain, ticking
 from slurm_watchdog.config.schema import Config
@@ -39,7 +40,6 @@ from slurm_watchdog.model.node_events import NodeSuspicion
 from slurm_watchdog.model.past_runs import SlowSearch
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING, is_known
-from slurm_watchdog.wire.redact_values import masked
 
 OF_ONE = 64  # Of one job or node. There are 26 kinds; a node has 16 GPUs at most, each with a fault and an orphan.
 

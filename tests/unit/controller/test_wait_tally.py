@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from slurm_watchdog.controller.state.reported_processes import on_gpus
 from slurm_watchdog.controller.state.wait_tally import (
     BLOCK_S,
     LEAST_KEPT,
     LONGEST_S,
     WaitTally,
-    idle_shares,
     kept_blocks,
 )
 from slurm_watchdog.model.observations import Gpu
@@ -77,7 +77,7 @@ def test_of_several_gpus_the_least_busy_one_counts_and_one_that_says_nothing_mak
         Gpu(uuid="b", index=1, idle_ratio=0.75, looks=6, pids=(7,)),
         Gpu(uuid="c", index=2, pids=(8,)),
     )
-    assert idle_shares(gpus) == {7: (0.75, 6), 8: None}
+    assert on_gpus(gpus) == {7: (("a", "b"), (0.75, 6)), 8: (("a", "c"), None)}
 
 
 def test_of_very_many_ranks_less_of_the_past_is_kept() -> None:

@@ -1,8 +1,8 @@
 """How much of a container a node, a user or a job may fill, and what was left out. Pure bookkeeping.
 
-Every container of the controller that reports can fill is bounded, so that no node and no user can end the controller,
-or displace what is known of others. What was left out is counted (a metric) and reported for a while with its owner
-(`status`).
+Reports are bounded at the door (slurm_watchdog.controller.state.door), and what gathers over time by itself, so that no
+node and no user can end the controller, or displace what is known of others. What was left out is counted (a metric)
+and reported for a while with its owner (`status`).
 """
 
 from __future__ import annotations
@@ -19,19 +19,24 @@ V = TypeVar("V")
 
 CAPS: Final[dict[str, str]] = {
     "processes": "processes in a node's report: by the node's share, the user's, and the job's on that node",
-    "gone_ranks": "ranks and workers of a run that have ended",
-    "rows": "rows of a report, of any other kind than processes",
+    "left_out": "jobs and users whose processes a node counts",
+    "wishes": "jobs with directives in a node's report",
+    "logs": "log files in a node's report",
+    "events": "lines of logs in a node's report",
+    "checkpoints": "directories with checkpoints in a node's report",
+    "supervisors": "supervisors in a node's report",
+    "usages": "limits and their use in a node's report",
+    "pressures": "waits for resources in a node's report",
+    "gpus": "GPUs in a node's report",
+    "gpu_holders": "processes without a job that hold a GPU, in a node's report",
+    "mounts": "mounts in a node's report",
+    "hung_probes": "children that hang, in a node's report",
+    "links": "network links in a node's report",
+    "node_events": "lines of the kernel in a node's report",
+    "problems": "failed collectors in a node's report",
+    "results": "answers in a node's report",
     "nodes": "nodes that Slurm does not list",
-    "report_base": "reports with too many processes to be kept",
-    "log_offsets": "how far a node has read a log file",
-    "logs": "log files of a run",
-    "checkpoint_directories": "directories with checkpoints of a run",
-    "gpus": "GPUs of a node with their past",
-    "gpu_processes": "processes that compute on the GPUs of a node, those included that have ended",
-    "mounts": "mounts of a node with what it answered about them",
     "filesystems": "filesystems that processes wait for",
-    "error_ranks": "ranks that logged an error",
-    "log_starts": "log files of the run before",
     "probes": "filesystems that nodes are asked about at the same time",
     "evidence": "evidence beyond the share of its job's owner",
     "timeline": "lines in the timeline of one incident",
@@ -99,11 +104,9 @@ class LeftOut:
 MAX_USERS = 64  # Users, with their jobs, that are counted separately for one node.
 
 
-def put_newest(known: dict[K, V], key: K, value: V, most: int) -> bool:
-    """Takes an entry over as the newest one; of more than `most` the oldest goes. Returns whether one went."""
+def put_newest(known: dict[K, V], key: K, value: V, most: int) -> None:
+    """Takes an entry over as the newest one; of more than `most` the oldest goes."""
     known.pop(key, None)
     known[key] = value
-    if len(known) <= most:
-        return False
-    del known[next(iter(known))]
-    return True
+    if len(known) > most:
+        del known[next(iter(known))]

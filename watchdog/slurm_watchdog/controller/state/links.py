@@ -18,7 +18,7 @@ USUAL_S, USUAL_LOOKS = 3600.0, 10  # Time constant of what usually goes through,
 
 
 @dataclass(slots=True)
-class _Past:
+class KnownLink:
     link: Link
     seen_at: float
     up_from: float | None = None
@@ -31,36 +31,31 @@ class _Past:
     carried: bool = False
 
 
-class Links:
-    """The links of one node since its start."""
-
-    def __init__(self) -> None:
-        self._past: dict[str, _Past] = {}
-
-    def apply(self, links: tuple[Link, ...], now: float) -> tuple[LinkView, ...]:
-        """What they are at `now`. A link that is not named any more is forgotten: its adapter is gone."""
-        if not links:
-            return ()  # nothing was seen: what is known stays
-        known, self._past = self._past, {}
-        for link in links:
-            past = known.get(link.name) or _Past(link=link, seen_at=now)
-            if past.link is not link and past.link != link:
-                _look(past, link, now)
-            past.carried = past.carried or bool(link.moved_bytes_s)
-            if link.up and past.up_from is None:
-                past.up_from = now
-            if link.up and link.moved_bytes_s is None and not past.looks and past.up_from is not None:
-                past.carried = past.carried or now - past.up_from >= UNCOUNTED_S
-            if link.up is not None:
-                past.down_since = (past.down_since or now) if past.up_from is not None and not link.up else None
-            if link.rate_bits_s is not None and link.up is not False:
-                past.best = max(past.best or 0, link.rate_bits_s)
-            past.link = link
-            self._past[link.name] = past
-        return tuple(_view(past, now) for past in self._past.values())
+def look_at(known: dict[str, KnownLink], links: tuple[Link, ...], now: float) -> tuple[LinkView, ...]:
+    """What the links of a node are at `now`; `known` is since its start. One that is not named any more is forgotten:
+    its adapter is gone."""
+    if not links:
+        return ()  # nothing was seen: what is known stays
+    for gone in known.keys() - {link.name for link in links}:
+        del known[gone]
+    for link in links:
+        past = known.setdefault(link.name, KnownLink(link=link, seen_at=now))
+        if past.link != link:
+            _look(past, link, now)
+        past.carried = past.carried or bool(link.moved_bytes_s)
+        if link.up and past.up_from is None:
+            past.up_from = now
+        if link.up and link.moved_bytes_s is None and not past.looks and past.up_from is not None:
+            past.carried = past.carried or now - past.up_from >= UNCOUNTED_S
+        if link.up is not None:
+            past.down_since = (past.down_since or now) if past.up_from is not None and not link.up else None
+        if link.rate_bits_s is not None and link.up is not False:
+            past.best = max(past.best or 0, link.rate_bits_s)
+        past.link = link
+    return tuple(_view(known[link.name], now) for link in links)
 
 
-def _look(past: _Past, link: Link, now: float) -> None:
+def _look(past: KnownLink, link: Link, now: float) -> None:
     before = past.link
     if before.kind != link.kind or (before.downs is not None and link.downs is not None and link.downs < before.downs):
         past.best = None  # its driver was loaded again: it may be another adapter
@@ -68,10 +63,7 @@ def _look(past: _Past, link: Link, now: float) -> None:
     if past.carried and (fell or (before.up is True and link.up is False)):  # before, it is its node that starts
         past.went_down = [*past.went_down, now][-MAX_TIMES:]
     if before.errors is not None and link.errors is not None and link.errors > before.errors:
-        rise = past.rising
-        if rise is None or now - rise.last_at > RISE_BREAK_S:
-            rise = Rise(counter="errors", first_at=now, last_at=now, times=0)
-        past.rising = replace(rise, last_at=now, times=rise.times + 1)
+        past.rising = risen(past.rising, "errors", now, RISE_BREAK_S)
     moved = link.moved_bytes_s
     if moved is not None:
         weight = min(1.0, max(0.0, now - past.seen_at) / USUAL_S)
@@ -82,9 +74,16 @@ def _look(past: _Past, link: Link, now: float) -> None:
         past.seen_at = now
 
 
-def _view(past: _Past, now: float) -> LinkView:
+def _view(past: KnownLink, now: float) -> LinkView:
     past.went_down = [at for at in past.went_down if now - at <= FLAP_S]
     rising = past.rising if past.rising is not None and now - past.rising.last_at <= RISE_BREAK_S else None
     usual, went_down = past.usual if past.looks >= USUAL_LOOKS else None, tuple(past.went_down)
     more = {"went_down": went_down, "best_rate_bits_s": past.best, "usual_bytes_s": usual, "rising": rising}
     return picked(LinkView, past, "link", "down_since", "carried", **more)
+
+
+def risen(rise: Rise | None, counter: str, now: float, break_s: float) -> Rise:
+    """A counter has risen once more; after a break longer than `break_s` it is a new rise."""
+    if rise is None or now - rise.last_at > break_s:
+        return Rise(counter=counter, first_at=now, last_at=now, times=1)
+    return replace(rise, last_at=now, times=rise.times + 1)

@@ -96,7 +96,6 @@ def note_absent(run: Run, node: str, seen: set[ProcessKey], made_at: float) -> N
     for some in gone.values():
         for _, key in sorted(some)[:-most]:
             run.forget(key)
-            run.left_out.note("gone_ranks", run.name)
 
 
 def only_trains(run: Run, keys: Iterable[ProcessKey]) -> bool:
@@ -150,8 +149,7 @@ def _note_event(run: Run, node: str, event: Event, at: float) -> None:
     elif event.kind is EventKind.ERROR:
         clock = main_clock(run.clocks)
         rose_at = clock.rose_at if clock is not None and clock.seen > 1 else None
-        if not run.errors.add(node, at, event, rose_at):
-            run.left_out.note("error_ranks", run.name)
+        run.errors.add(node, at, event, rose_at)
 
 
 def _note_saved(run: Run, node: str, event: Event, at: float) -> None:
@@ -225,12 +223,9 @@ def note_log(run: Run, node: str, log: LogFile, at: float) -> bool:
         return True
     is_back = log.error is None and run.unread.pop(node, None) is not None
     if log.offset is not None:
-        mine = run.log_offsets.setdefault(node, {})
-        if put_newest(mine, log.path, log.offset, OFFSETS_OF_NODE):
-            run.left_out.note("log_offsets", run.name)
+        put_newest(run.log_offsets.setdefault(node, {}), log.path, log.offset, OFFSETS_OF_NODE)
     if key not in run.logs and (len(run.logs) >= KEPT_LOGS or sum(of == node for of, _ in run.logs) >= LOGS_OF_NODE):
         run.logs_missed = True
-        run.left_out.note("logs", run.name)
         return False
     before = run.logs.get(key)
     run.logs[key] = (log, at)
@@ -258,8 +253,7 @@ def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> bool:
     if (found.path is None and found.step is None) or len(found.directory) > MAX_PATH:
         return not found.writing
     before, clock = run.disk_steps.get(found.directory), main_clock(run.clocks)
-    if put_newest(run.disk_steps, found.directory, (found.step, looked_at), MAX_DIRECTORIES):
-        run.left_out.note("checkpoint_directories", run.name)
+    put_newest(run.disk_steps, found.directory, (found.step, looked_at), MAX_DIRECTORIES)
     if found.path is not None and found.step is not None:
         put_newest(run.complete_on_disk, found.path, found, EARLIER_CHECKPOINTS)
     same = before is not None and before[0] == found.step and not found.writing

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.collectors.link import KEY
 from slurm_watchdog.analysis.links import stopped
 from slurm_watchdog.controller.node_history.suspicion import blamed
-from slurm_watchdog.controller.state.links import KnownLink, look_at
+from slurm_watchdog.controller.state.nodes import KnownLink, look_at
 from slurm_watchdog.detect import slow_node
 from slurm_watchdog.detect.link_fault import detect
 from slurm_watchdog.detect.slow_job import SlowJob

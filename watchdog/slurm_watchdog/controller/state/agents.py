@@ -1,5 +1,4 @@
-"""Whose agent has reported, and when: what came twice, what builds on an earlier report, who is silent; whose machine
-does not answer; the supervisors of jobs, as agents read them."""
+"""Whose agent has reported, and when: what came twice, who is silent; the supervisors of jobs, as agents read them."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ from sys import intern
 from msgspec.structs import force_setattr
 
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.model.node_view import UnreachedNode
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.supervisor import FRESH_S, JobSupervisor, Sighting, SupervisorStatus
@@ -158,26 +156,6 @@ class Supervisors:
         """What the supervisor of this run of the job said last, living or not; None: it has none."""
         restarts, known = self._known.get(job.process_id, (None, None))
         return known if restarts == job.restarts else None
-
-
-class UnreachedNodes:
-    """The state owns it."""
-
-    def __init__(self) -> None:
-        self._tries: dict[str, tuple[float, int]] = {}  # Node -> since when it was asked in vain, and how often.
-
-    def note(self, node: str, now: float) -> None:
-        """It did not answer once more."""
-        at, tries = self._tries.get(node, (now, 0))
-        self._tries[node] = at, tries + 1
-
-    def forget(self, node: str) -> None:
-        """It answers, or reports, or no one can tell."""
-        self._tries.pop(node, None)
-
-    def views(self, now: float) -> tuple[UnreachedNode, ...]:
-        """All of them."""
-        return tuple(UnreachedNode(name, tries, now - at) for name, (at, tries) in self._tries.items())
 
 
 def share_texts(report: Report) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.controller.state.agents import Agents, Supervisors, UnreachedNodes, share_texts
+from slurm_watchdog.controller.state.agents import Agents, Supervisors, share_texts
 from slurm_watchdog.controller.state.door import JobNodes, admit, process_ids
 from slurm_watchdog.controller.state.filesystems import Filesystems
 from slurm_watchdog.controller.state.nodes import Nodes, node_views
@@ -23,7 +23,7 @@ from slurm_watchdog.controller.state.run_view import Moment, job_view, later, lo
 from slurm_watchdog.controller.state.runs import Runs, jobs_now, remembered
 from slurm_watchdog.model.actions import Fence
 from slurm_watchdog.model.cluster_view import READ_LATER_S, ClusterView, FilesystemView, JobView, ProcessView
-from slurm_watchdog.model.node_view import SlurmNodeView
+from slurm_watchdog.model.node_view import SlurmNodeView, UnreachedNode
 from slurm_watchdog.model.observations import MountProbe, Process
 from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmPerson, SlurmView
@@ -77,7 +77,7 @@ class ClusterState:
         self.slurm_problem = ""  # Why the newest answer of Slurm was of no use, where there was one.
         self._date_ahead: float | None = None  # Of the date before the clock of `now`.
         self._watched_from: float | None = None
-        self.unreached = UnreachedNodes()
+        self.unreached: dict[str, tuple[float, int]] = {}  # Node -> since when its machine answers no one, how often.
 
     def apply_slurm(self, view: SlurmView, now: float, wall: float | None = None) -> None:
         """Takes over one complete listing: new runs begin, runs that are over are forgotten. `wall` is the date of
@@ -118,7 +118,7 @@ class ClusterState:
         """Nodes of a cloud have a new name each time they are started."""
         for name in self.agents.forget_older_than(now - KEPT_NODE_S, self.node_addresses):
             self.processes.forget(name)
-            self.unreached.forget(name)
+            self.unreached.pop(name, None)
             self.nodes.forget(name)
             self.unsure_of.discard(name)
             self.runs.judge_all()
@@ -150,7 +150,7 @@ class ClusterState:
             self._note_news(node)
         if report.age_s > self._report_lifetime_s:
             return "expired"
-        self.unreached.forget(node)
+        self.unreached.pop(node, None)
         if self.agents.take(node, made_at):
             self._note_return(node, made_at)
         stranger = self._job_nodes.stranger if self.require_node_ownership else None
@@ -331,7 +331,7 @@ class ClusterState:
             reporting_nodes=self.agents.reporting(now),
             silent_nodes=self.agents.silent(now),
             silent_after_s=self.agents.silent_after_s,
-            unreached=self.unreached.views(now),
+            unreached=tuple(UnreachedNode(name, tries, now - at) for name, (at, tries) in self.unreached.items()),
             nodes=self.nodes.views(),
             heard_at=self.agents.heard_at(),
             slurm_nodes=self._slurm_nodes,

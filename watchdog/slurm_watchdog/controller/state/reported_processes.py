@@ -15,7 +15,7 @@ from slurm_watchdog.controller.state.runs import Runs
 from slurm_watchdog.controller.state.wait_tally import Idle
 from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
 from slurm_watchdog.model.incidents import Culprit, Finding
-from slurm_watchdog.model.observations import Gpu, Role
+from slurm_watchdog.model.observations import Gpu, Process, Role
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING
@@ -66,27 +66,44 @@ class ReportedProcesses:
         """Of the runs that Slurm lists: which of their processes are there, and which are not any more. Returns whether
         one computes elsewhere than before."""
         node, on, moved = report.node, on_gpus(report.gpus), False
-        present: dict[str, tuple[Run, set[ProcessKey]]] = {}
-        run, job_id, seen, run_of, runs, trains = None, "", set[ProcessKey](), None, False, False
+        rows: dict[str, list[Process]] = {}
         for process in report.processes:
-            if process.job_id != run_of:
-                run, run_of = self._run(process.job_id), process.job_id
-                if run is not None:
-                    job_id, runs = run.job.job_id, run.job.state in RUNNING
-                    seen = present.setdefault(job_id, (run, set()))[1]
-                    trains = run.stepped_at is not None and run.phase(made_at) is None
-                    if run.job.component_ids:
-                        run.components.setdefault(node, set()).add(run_of)
-            if run is None:
-                continue
-            key = (node, process.pid, process.start_ticks)
+            rows.setdefault(process.job_id, []).append(process)
+        present = {run.job.job_id: (run, set[ProcessKey]()) for run in self._known(node)}
+        for process_job_id, mine in rows.items():
+            run = self._run(process_job_id)
+            if run is not None:
+                if run.job.component_ids:
+                    run.components.setdefault(node, set()).add(process_job_id)
+                seen = present.setdefault(run.job.job_id, (run, set()))[1]
+                moved |= self._take(run, mine, seen, report, on, made_at)
+        for _, (run, seen) in sorted(present.items()):
+            note_absent(run, node, seen, made_at)
+            if seen and not only_trains(run, run.on_node[node]):
+                follow_training(run, made_at, report.interval_s)
+        self._runs_on[node] = tuple(sorted(present))
+        return moved
+
+    def _take(
+        self,
+        run: Run,
+        rows: list[Process],
+        seen: set[ProcessKey],
+        report: Report,
+        on: Mapping[int, OnGpus],
+        made_at: float,
+    ) -> bool:
+        job_id, runs, moved = run.job.job_id, run.job.state in RUNNING, False
+        trains = run.stepped_at is not None and run.phase(made_at) is None
+        for process in rows:
+            key = (report.node, process.pid, process.start_ticks)
             if key in run.left_over or (run.begun_ticks and is_of_earlier_start(run, key, process)):
                 continue
             seen.add(key)
-            if run_of != job_id:
-                process = replace(process, job_id=job_id)
             if not runs:
                 continue
+            if process.job_id != job_id:
+                process = replace(process, job_id=job_id)
             if key in run.processes and process.blocked is None and process.state in LIVES and not run.blocked:
                 run.processes[key] = (process, made_at, None)  # as most often: only numbers are new
             else:
@@ -97,14 +114,7 @@ class ReportedProcesses:
             if process.role is Role.RANK and run.stepped_at is not None:
                 note_look(run, key, process, idle, made_at, trains=trains)
             if process.blocked is not None:
-                self._filesystems.note_blocked(node, report.boot_id, process, made_at)
-        for before in self._known(node):
-            present.setdefault(before.job.job_id, (before, set()))
-        for _, (each, there) in sorted(present.items()):
-            note_absent(each, node, there, made_at)
-            if there and not only_trains(each, each.on_node[node]):
-                follow_training(each, made_at, report.interval_s)
-        self._runs_on[node] = tuple(sorted(present))
+                self._filesystems.note_blocked(report.node, report.boot_id, process, made_at)
         return moved
 
     def note_unlisted(self, report: Report, missing: Mapping[str, int]) -> None:

@@ -64,15 +64,12 @@ def note_process(run: Run, key: ProcessKey, process: Process, made_at: float) ->
 def note_look(run: Run, key: ProcessKey, process: Process, idle: Idle | None, made_at: float, *, trains: bool) -> None:
     """How a rank waits; `idle`: the share in which its GPU did nothing, in how many looks. `trains`: the training is in
     no phase."""
-    rank = wait_tally.key_of(key, process)
-    if rank is None or (run.steps and process.step_id not in run.steps):
+    if process.rank is None or process.state in ("Z", "X") or (run.steps and process.step_id not in run.steps):
         return
-    if trains:
-        read_at = made_at - (process.runnable_age_s or 0.0)
-        if run.waits.note(rank, at=made_at, runnable_s=process.runnable_s, read_at=read_at, idle=idle):
-            run.note(is_number=True)
-    else:
-        run.waits.interrupt(rank)
+    if not trains:
+        run.waits.interrupt(key)
+    elif run.waits.note(key, process.rank, made_at, process.runnable_s, process.runnable_age_s or 0.0, idle):
+        run.note(is_number=True)
 
 
 def note_absent(run: Run, node: str, seen: set[ProcessKey], made_at: float) -> None:

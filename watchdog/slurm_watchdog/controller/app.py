@@ -8,6 +8,7 @@ import logging
 import os
 import pwd
 import socket
+import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,7 @@ from slurm_watchdog.wire.port import Port
 
 log = logging.getLogger(__name__)
 
+TURN_S = 0.0005  # A thread (munged's answer, a listing of Slurm) waits so long for its turn; the default is 5 ms.
 NO_CREDENTIAL = "MUNGE:AAAA:"  # Asks munged for an answer, which is no.
 
 
@@ -131,6 +133,7 @@ def run_controller(
         log.error("the controller cannot start: %s", error)
         return 1
     else:
+        sys.setswitchinterval(TURN_S)
         return uvloop.run(serving)
     finally:
         for each in (recorder, journal, lease, alone):
@@ -350,7 +353,8 @@ async def _tick_until_stopped(controller: Controller, stop: asyncio.Event) -> No
             ready = True
         except Exception:  # the boundary: no heartbeat goes out from a tick that did not complete
             log.exception("a tick failed")
-        await asyncio.sleep(max(0.05, interval_s - (clock.monotonic() - began)))
+        took_s = clock.monotonic() - began
+        await asyncio.sleep(max(took_s, interval_s - took_s))  # half of the time is always that of reports
 
 
 BEAT_EVERY_S = 60.0  # dead man's switches alarm after some minutes

@@ -14,12 +14,12 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import msgspec
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.identity.munge_protocol import CREDENTIAL, KEY_BYTES, SessionOffer
 
 log = logging.getLogger(__name__)
@@ -61,8 +61,35 @@ class Credential:
         return f"Credential(uid={self.uid}, made_at={self.made_at})"
 
 
+class _Asker:
+    """A thread that asks munged for what is queued, one after the other: munged takes it so."""
+
+    def __init__(self) -> None:
+        self.queue: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = SimpleQueue()
+        self.answers = 0
+        self.thread = threading.Thread(target=self._run, name="munge", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while (asked := self.queue.get()) is not None:
+            work, done = asked
+            found: Any
+            try:
+                found = work()
+            except Exception as error:  # noqa: BLE001 - raised by who waits for it
+                found = error
+            self.answers += 1
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                done.get_loop().call_soon_threadsafe(self._show, done, found)
+
+    @staticmethod
+    def _show(done: asyncio.Future[Any], found: Any) -> None:
+        if not done.done():
+            done.set_result(found)
+
+
 class MungeLibrary:
-    """One munged. It is asked for one credential at a time: it takes them so."""
+    """One munged."""
 
     def __init__(
         self, socket: str = "", name: str = LIBRARY, *, deadline_s: float = DEADLINE_S, pause_s: float = RETRY_PAUSE_S
@@ -70,8 +97,8 @@ class MungeLibrary:
         """`socket` of munged, empty for its usual one; `name` of the library; `pause_s` after a failure."""
         self._socket, self._deadline_s, self._pause_s = os.fsencode(socket), deadline_s, pause_s
         self._name = name
-        self._lock = asyncio.Lock()
-        self._threads: list[threading.Thread] = []
+        self._asker: _Asker | None = None
+        self._hanging: list[threading.Thread] = []
         self._retry_at = float("-inf")
         self._why = ""
 
@@ -84,33 +111,23 @@ class MungeLibrary:
         return await self._in_time(lambda: self._encode(payload, uid))
 
     async def _in_time(self, work: Callable[[], T]) -> T:
-        async with self._lock:
-            if clock.monotonic() < self._retry_at:
-                raise MungeUnavailable(self._why)
-            self._threads = [each for each in self._threads if each.is_alive()]
-            if len(self._threads) >= MAX_HANGING:
+        if clock.monotonic() < self._retry_at:
+            raise MungeUnavailable(self._why)
+        if self._asker is None:
+            self._hanging = [each for each in self._hanging if each.is_alive()]
+            if len(self._hanging) >= MAX_HANGING:
                 raise self._unavailable("munged hangs")
-            loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-
-            def show(found: Any) -> None:
-                if not done.done():
-                    done.set_result(found)
-
-            def run() -> None:
-                found: Any
-                try:
-                    found = work()
-                except Exception as error:  # noqa: BLE001 - raised by who waits for it
-                    found = error
-                with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                    loop.call_soon_threadsafe(show, found)
-
-            self._threads.append(threading.Thread(target=run, name="munge", daemon=True))
-            self._threads[-1].start()
-            try:
-                found = await wait_for(done, self._deadline_s)
-            except TimeoutError:
-                raise self._unavailable("it gave no answer in time") from None
+            self._asker = _Asker()
+        asker, done = self._asker, asyncio.get_running_loop().create_future()
+        asker.queue.put((work, done))
+        answers = -1
+        while not done.done():
+            if answers == asker.answers:  # none for so long, to whomever
+                self._leave(asker)
+                raise self._unavailable("it gave no answer in time")
+            answers = asker.answers
+            await asyncio.wait([done], timeout=self._deadline_s)
+        found = done.result()
         if isinstance(found, BadCredential):
             raise found
         if isinstance(found, Exception):
@@ -119,6 +136,12 @@ class MungeLibrary:
             log.warning("MUNGE answers again")
         self._why = ""
         return found  # type: ignore[no-any-return]
+
+    def _leave(self, asker: _Asker) -> None:
+        if self._asker is asker:
+            self._asker = None
+            self._hanging.append(asker.thread)
+            asker.queue.put(None)
 
     def _unavailable(self, why: str) -> MungeUnavailable:
         if self._why != why:
@@ -173,7 +196,9 @@ class MungeLibrary:
 @cache
 def load(name: str = LIBRARY) -> Any:
     """libmunge with the types of its functions. Raises OSError."""
-    library = ctypes.CDLL(name)
+    library: Any = ctypes.PyDLL(name)
+    asking = ctypes.CDLL(name)  # Only what asks munged lets other threads run meanwhile: each turn has its price.
+    library.munge_decode, library.munge_encode = asking.munge_decode, asking.munge_encode
     text, pointer = ctypes.c_char_p, ctypes.c_void_p
     library.munge_ctx_create.restype = pointer
     library.munge_ctx_destroy.argtypes = [pointer]

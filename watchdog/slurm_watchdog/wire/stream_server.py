@@ -28,6 +28,7 @@ class Bounds(Protocol):
     deadline_s: float
 
     def lag_s(self, since: float) -> float: ...
+    def serve_soon(self, stream: Stream) -> None: ...
 
 
 class StreamDoor(Protocol):
@@ -44,8 +45,8 @@ class Stream:
     """One agent. What it is handed after `end` is thrown away."""
 
     __slots__ = (
-        "_door", "_held", "_inbox", "_port", "_reason", "_seal", "_since", "_task", "challenge", "interval_s",
-        "is_heard", "is_open", "names", "node", "remote", "transport",
+        "_door", "_held", "_inbox", "_is_waiting", "_port", "_reason", "_seal", "_since", "_task", "challenge",
+        "interval_s", "is_heard", "is_open", "names", "node", "remote", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +68,7 @@ class Stream:
         self._seal: Seal | None = None
         self._since = clock.monotonic()  # When the frame that is arriving began, or the last one was taken.
         self._task: asyncio.Task[None] | None = None
+        self._is_waiting = False  # For its turn: see Port.serve_soon.
         self._reason = ""  # Why it has ended.
         self._held = 0
 
@@ -97,7 +99,7 @@ class Stream:
     def check(self, now: float) -> None:
         """Ends what takes too long, and what is half-open."""
         age_s = now - self._since - self._port.lag_s(self._since)
-        if self._task is not None:
+        if self._task is not None or self._is_waiting:
             return
         if self._inbox.data and age_s > self._port.deadline_s:
             self.end("too_slow", f"a frame has to arrive within {self._port.deadline_s:.0f} s")
@@ -107,6 +109,8 @@ class Stream:
     # -- the transport's side ----------------------------------------------------------------------------------
 
     def connection_lost(self, error: Exception | None) -> None:
+        if self._is_waiting and self._task is None:
+            self.serve()
         cut = "reset" if error is not None else "cut_off" if self._inbox.data else "closed_by_agent"
         self._finish(cut)
         if self._task is not None:
@@ -126,13 +130,20 @@ class Stream:
         if not self._inbox.data:
             self._since = clock.monotonic()
         self._inbox.data += data
-        if self._task is None:
-            self._serve()
+        if self._task is None and not self._is_waiting:
+            self._is_waiting = True
+            self._port.serve_soon(self)
         elif len(self._inbox.data) > LENGTH.size + self._inbox.limit:
             self.end("too_large", "too much at once")
         self._settle(len(self._inbox.data))
         if self._inbox.data and self._port.held > self._port.limits.held_bytes:
             self.end("busy", "too much is arriving at once: try again")
+
+    def serve(self) -> None:
+        """Its turn has come."""
+        self._is_waiting = False
+        self._serve()
+        self._settle(len(self._inbox.data))
 
     def _finish(self, reason: str, why: str = "") -> None:
         if self._reason:

@@ -432,7 +432,12 @@ class Judge:
         moment = Moment(*(ticking(around.now, each) for each in clocks))
         now, job = moment.now, self.state.view_of(run, moment)
         findings, limit_s = self.findings_of(job, around, now)
-        open_ended = [each for each in findings if each.truth is not Truth.OK and type(each.duration_s) is Ticking]
+        open_ended = [
+            each
+            for each in findings
+            if type(each.duration_s) is Ticking
+            and (each.truth is Truth.BAD or each.wanted or (each.truth is not Truth.OK and each.subject in self._asked))
+        ]
         # How long something is gone is shown, and judged with other jobs, as of this moment.
         lasts = not open_ended and type(limit_s) is float and all(each.gone_s is None for each in job.processes)
         run.is_calm = lasts and _makes_steps(findings)

@@ -7,7 +7,7 @@ and reported for a while with its owner (`status`).
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -44,6 +44,8 @@ CAPS: Final[dict[str, str]] = {
 }  # What is capped -> in words. These are all the labels of the metric.
 REPORTED_S = 600.0  # How long an omission is reported.
 MAX_OWNERS = 4096  # Owners that are reported: a few per node.
+MAX_USERS = 64  # Users, with their jobs, that are counted separately for one node.
+UNKNOWN = -1
 
 
 class Shortage(Struct):
@@ -57,51 +59,36 @@ class Shortage(Struct):
     age_s: float
 
 
-@dataclass(slots=True)
-class _Lately:
-    at: float
-    count: int = 0
-    by_user: dict[tuple[int, str | None], int] = field(default_factory=dict)  # User, and his job where it is known.
-
-
 @dataclass
 class LeftOut:
     """What did not fit, of everything. One loop owns it, and sets `at` before it accepts a report."""
 
     at: float = 0.0  # The moment of the report that is taken now.
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAPS, 0))
-    _recent: OrderedDict[tuple[str, str], _Lately] = field(default_factory=OrderedDict)
+    _recent: dict[tuple[str, str], tuple[float, Counter[tuple[int, str | None]]]] = field(default_factory=dict)
+    """(what, whose) -> when last, and how much then by user (-1: not known) and, where it is known, his job."""
 
     def note(self, what: str, whose: str, count: int = 1, uid: int | None = None, job_id: str | None = None) -> None:
         """`count` entries of `whose` were left out. Raises KeyError for what is not in CAPS."""
         self.totals[what] += count
-        known = self._recent.get((what, whose))
-        if known is None or known.at != self.at:
-            known = self._recent[what, whose] = _Lately(self.at)
-            self._recent.move_to_end((what, whose))
-            if len(self._recent) > MAX_OWNERS:
-                self._recent.popitem(last=False)
-        known.count += count
-        if uid is None:
-            return
-        user = (uid, job_id)
-        if user in known.by_user or len(known.by_user) < MAX_USERS:
-            known.by_user[user] = known.by_user.get(user, 0) + count
+        at, counts = self._recent.get((what, whose), (None, Counter[tuple[int, str | None]]()))
+        if at != self.at:
+            counts = Counter()
+            put_newest(self._recent, (what, whose), (self.at, counts), MAX_OWNERS)
+        user = (UNKNOWN if uid is None else uid, job_id)
+        counts[user if user in counts or len(counts) < MAX_USERS else (UNKNOWN, None)] += count
 
     def lately(self, now: float) -> tuple[Shortage, ...]:
-        """What was left out within SHOWN_S, the most first."""
+        """What was left out within REPORTED_S, the most first."""
         found = []
-        for (what, whose), each in self._recent.items():
-            if now - each.at > REPORTED_S:
-                continue
-            uid, job_id = max(each.by_user, key=each.by_user.__getitem__, default=(None, None))
-            found.append(
-                Shortage(what=what, whose=whose, uid=uid, job_id=job_id, count=each.count, age_s=now - each.at)
-            )
+        for (what, whose), (at, counts) in self._recent.items():
+            if now - at <= REPORTED_S:
+                uid, job_id = max(counts, key=lambda user: (user[0] != UNKNOWN, counts[user]))
+                known = None if uid == UNKNOWN else uid
+                found.append(
+                    Shortage(what=what, whose=whose, uid=known, job_id=job_id, count=counts.total(), age_s=now - at)
+                )
         return tuple(sorted(found, key=lambda each: (-each.count, each.what, each.whose)))
-
-
-MAX_USERS = 64  # Users, with their jobs, that are counted separately for one node.
 
 
 def put_newest(known: dict[K, V], key: K, value: V, most: int) -> None:

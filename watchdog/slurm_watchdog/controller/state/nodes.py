@@ -152,7 +152,8 @@ class Nodes:
         if node is None or node.report.boot_id != report.boot_id:
             held = node.held if node is not None else {}  # no process survives a restart of its node
             node = self._nodes[report.node] = _Node(report, held=held)
-        node.report, node.whole_at, node.held_s = report, made_at, 0.0
+        node.report = replace(report, node_events=()) if report.node_events else report
+        node.whole_at, node.held_s = made_at, 0.0
         _note_events(node, report.node_events, made_at)
         for probe in report.mounts:
             put_newest(node.mounts, probe.mount, SeenMount(at=made_at, probe=probe), MAX_MOUNTS)

@@ -158,7 +158,7 @@ def _cut(own: Any, within_s: float, *names: str) -> Any:
 log = logging.getLogger(__name__)
 
 
-NUMBERS_S = 15.0
+NUMBERS_S = 30.0  # As often as a node sums them up (slurm_watchdog.agent.frames).
 """Numbers of a job that makes steps, and of which nothing is wrong, are judged so often: what they alone can show (a
 slow GPU, a pace that changes) is a matter of minutes. A changed class is judged at once."""
 READ_SOON_S = 120.0  # Within so long of its start the first step of a job that logs any is read, most often.

@@ -158,7 +158,7 @@ def process_views(run: Run, now: float, nodes: Nodes) -> tuple[ProcessView, ...]
         steps = run.steps or steps
     if not run.order:
         run.order = tuple(sorted(processes))
-    found, ages = [], dict[float, float]()
+    found, ages = list[ProcessView](), dict[float, float]()
 
     def age(at: float) -> float:
         # The ranks of a node were seen at the same moment: their views hold the same number.
@@ -179,23 +179,24 @@ def process_views(run: Run, now: float, nodes: Nodes) -> tuple[ProcessView, ...]
             last_at, seen_at = at, at + held_s if at == held_at else at
             seen_s = age(seen_at)
         worked_s, quiet_s, waited_s = process.worked_age_s, process.quiet_s, process.storage_age_s
-        if seen_at > at and worked_s is not None and worked_s >= WORKS_S:
-            worked_s = None  # what it has done since, no class tells
-        if seen_at > at and quiet_s is not None and LAST_BUSY_S <= quiet_s < FELL_QUIET_S:
-            quiet_s = None
         if worked_s is not None:
-            worked_s = age(seen_at - worked_s) if worked_s else seen_s
+            if worked_s >= WORKS_S and seen_at > at:
+                worked_s = None  # what it has done since, no class tells
+            else:
+                worked_s = age(seen_at - worked_s) if worked_s else seen_s
+        if quiet_s is not None:
+            if quiet_s < LAST_BUSY_S:
+                quiet_s = age(seen_at - quiet_s)
+            else:
+                quiet_s = None if quiet_s < FELL_QUIET_S and seen_at > at else age(at - quiet_s)
+        waited_s = None if waited_s is None else age(at - waited_s)
+        gone_s = None if gone_at is None else age(gone_at)
         found.append(
             ProcessView(
-                node=node,
-                process=process,
-                seen_age_s=seen_s,
-                gone_s=None if gone_at is None else age(gone_at),
-                storage_age_s=None if waited_s is None else age(at - waited_s),
-                worked_age_s=worked_s,
-                quiet_s=None if quiet_s is None else age((seen_at if quiet_s < LAST_BUSY_S else at) - quiet_s),
+                node=node, process=process, seen_age_s=seen_s, gone_s=gone_s, storage_age_s=waited_s,
+                worked_age_s=worked_s, quiet_s=quiet_s,
             )
-        )
+        )  # fmt: skip
     return tuple(found)
 
 
@@ -231,7 +232,12 @@ def _rank_gpus(run: Run, names: tuple[str, ...], nodes: Nodes) -> tuple[RankGpu,
         if known is None or known[0] is not node:  # its processes change with the whole reports that renew its view
             known = run.gpus_on[name] = (node, tuple(_rank_gpus_on(run, node)))
         found += known[1]
-    return tuple(sorted(found, key=lambda each: (each.rank, each.view.gpu.index)))
+    found.sort(key=_place)
+    return tuple(found)
+
+
+def _place(of: RankGpu) -> tuple[int, int]:
+    return of.rank, of.view.gpu.index
 
 
 def _rank_gpus_on(run: Run, node: NodeView) -> Iterator[RankGpu]:

@@ -55,7 +55,7 @@ def _is_new(element: object, key: str, known: frozenset[str]) -> bool:
 
 
 # How long a single text of a report may be.
-# A report has at most 8 MiB, and its rows are counted (slurm_watchdog.controller.state.reported_processes); that one of
+# A report has at most 8 MiB, and its rows are counted (slurm_watchdog.controller.state.door); that one of
 # them holds 4 MiB in a name would make every bound in rows worthless. Agents cut what they send far below this, so
 # what is cut here comes from a node that is not ours any more. Results are no part of it: their evidence is bounded
 # by the report, and kept within shares of a day.

@@ -536,8 +536,8 @@ def yes(*_: object) -> bool:
 
 
 ROWS = {
-    "a rank by environment": Row("H4", "user", forged_rank, (("slurm_watchdog.controller.state.node_ownership._is_of_job", yes),)),
-    "a directive by environment": Row("H4", "user", forged_wish, (("slurm_watchdog.controller.state.node_ownership._is_wish", yes),)),
+    "a rank by environment": Row("H4", "user", forged_rank, (("slurm_watchdog.controller.state.door._is_of_job", yes),)),
+    "a directive by environment": Row("H4", "user", forged_wish, (("slurm_watchdog.controller.state.door._is_wish", yes),)),
     "a kill switch at a program's place": Row("H1", "user", switch_that_is_a_program, (("slurm_watchdog.agent.helper.requests.problem_of_path", nothing),)),
     "a shell runs the kill switch": Row("H1", "user", words_that_a_shell_runs, (("slurm_watchdog.model.kill_switch.clean_field", str),)),
     "the helper works as root": Row("C1 C2 L11", "user", root_by_request, (("slurm_watchdog.agent.helper.requests.refusal_as", nothing),)),
@@ -559,7 +559,7 @@ ROWS = {
     "all places for evidence": Row("H5", "user", places_for_evidence, (("slurm_watchdog.controller.evidence.collector.OF_ONE_USER", collector.AT_ONCE),)),
     "a node's queue of questions": Row("H5", "user", questions_to_a_node, (("slurm_watchdog.controller.ingest.command_queue.OF_ONE_USER", 1000),)),
     "processes that live for seconds": Row("H3", "node", short_processes, (("slurm_watchdog.controller.state.run_updates.GONE_OF_ROLE", 1 << 40),)),
-    "a report of 75,000 processes": Row("H3 H5", "node", report_of_rows, (("slurm_watchdog.controller.state.cluster.within_bounds", lambda report, *_: (report, {})),)),
+    "a report of 75,000 processes": Row("H3 H5", "node", report_of_rows, (("slurm_watchdog.controller.state.cluster.admit", lambda report, *_: (report, 0, {})),)),
     "a text of four megabytes": Row("M9", "node", report_of_one_text, (("slurm_watchdog.wire.codec.cut_texts", same),)),
     "a number that is none": Row("L9", "node", number_that_is_none, (("slurm_watchdog.wire.codec.check_numbers", nothing),)),
     "brackets without end": Row("M9", "node", brackets_without_end, (("slurm_watchdog.wire.codec.RecursionError", KeyError),)),

@@ -30,7 +30,7 @@ OPEN_LISTS: Final[dict[type, dict[str, tuple[str, frozenset[str]]]]] = {
 words that are known. Only what may be missing without accusing anybody: a process or a GPU that was left out would look
 gone, so their words are closed, and new ones take a new version of the wire."""
 
-# Rows of a report are counted (slurm_watchdog.controller.state.reported_processes); a text of 4 MiB in one of them
+# Rows of a report are counted (slurm_watchdog.controller.state.door); a text of 4 MiB in one of them
 # would make every bound in rows worthless. Agents cut what they send far below this, so what is cut here comes from a
 # node that is not ours any more.
 MAX_NAME = 256  # Characters of a name: of a process (15), node (64), user (32), job, GPU, phase, state.

@@ -14,7 +14,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.redact import masked
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.state.evidence_collection import Collected
+from slurm_watchdog.controller.evidence.collection import Collected
 from slurm_watchdog.journal.evidence import pack
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.journal.writer import JournalWriter

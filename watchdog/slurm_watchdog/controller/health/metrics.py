@@ -189,7 +189,7 @@ class ControllerMetrics:
         self.slurm_requests = counter("slurm_requests_total", "Requests to Slurm", "call", "outcome")
         self.detector_failures = counter("detector_failures_total", "Detectors that raised", "kind")
         self._without_series = gauge("jobs_without_series", f"Running jobs beyond the {MAX_JOBS} with separate series")
-        self._left_out = counter("left_out_total", "Entries dropped because a container was full, by container", "what")
+        self._left_out = counter("left_out_total", "Entries dropped because there was no room, by kind", "what")
         self._left_out_so_far: dict[str, int] = {}
         crowds = f"Processes that are not looked at one by one, of the {MAX_CROWDS} largest crowds"
         self._crowds = gauge("processes_left_out", crowds, "job_id", "uid")

@@ -489,7 +489,7 @@ class Judge:
         if spec.needs_slurm and not self._slurm_is_fresh():
             return []
         try:
-            return [self.state.gpus.with_gpus(each) for each in findings_of(spec, view, settings)]
+            return [self.state.processes.with_gpus(each) for each in findings_of(spec, view, settings)]
         except NoData as error:
             log.debug("%s cannot judge: %s", spec.kind, error)
         except Exception:  # the boundary: one detector never stops the others

@@ -93,7 +93,7 @@ class MemoryFile:
         except OSError as error:
             problem = describe(error)
         if problem and problem != self._problem:
-            log.warning("%s cannot be written (%s): a restarted agent begins anew", self.path, problem)
+            log.warning("%s cannot be written (%s): a restarted agent knows nothing of before", self.path, problem)
         self._problem = problem
 
 

@@ -40,8 +40,8 @@ from slurm_watchdog.agent.metrics import AgentMetrics
 from slurm_watchdog.agent.proc.system_call import parse_syscall
 from slurm_watchdog.agent.processes import identify, terminate
 from slurm_watchdog.agent.processes.identity_cache import IDENTIFY
-from slurm_watchdog.agent.reload.settings import settings_of
 from slurm_watchdog.agent.service import Service
+from slurm_watchdog.agent.settings import settings_of
 from slurm_watchdog.agent.workers.request_types import BlockedCall, IdentifyProcesses, ResolveCalls, WorkerState
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.loop import Signals

@@ -17,16 +17,14 @@ from slurm_watchdog.agent.collectors.collector import (
     Collector,
     CollectorContext,
     CollectorSpec,
-    Family,
     Problem,
-    job_label,
 )
 from slurm_watchdog.agent.workers.answer_types import SupervisorFile
 from slurm_watchdog.agent.workers.request_types import ReadSupervisors
 from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
-from slurm_watchdog.model.report import Report, SupervisorSection
-from slurm_watchdog.model.supervisor import FRESH_S, JobSupervisor, SupervisorStatus, run_directory
+from slurm_watchdog.model.report import SupervisorSection
+from slurm_watchdog.model.supervisor import JobSupervisor, SupervisorStatus, run_directory
 
 ABSENT_EVERY_S = 15.0  # Most jobs have none: it is looked for this often, after the first BEGINNING_S of a run.
 BEGINNING_S = 60.0
@@ -110,15 +108,4 @@ class SupervisorCollector(Collector):
                 known.status, known.read, known.written = found.status, asked_at, asked_at - found.age_s
 
 
-def metrics(report: Report) -> Iterable[Family]:
-    """Whether one lives, and what it has left."""
-    of_job = ("job_id",)
-    alive = [((job_label(each.job_id),), each.age_s <= FRESH_S) for each in report.supervisors]
-    yield Family("supervisor_up", "1 while the job's supervisor writes its status.", of_job, alive)
-    spares = [((job_label(each.job_id),), len(each.status.spares)) for each in report.supervisors]
-    yield Family("supervisor_spare_nodes", "Nodes of the job that wait as spares.", of_job, spares)
-    starts = [((job_label(each.job_id),), each.status.starts) for each in report.supervisors]
-    yield Family("supervisor_starts", "Starts of the job's command in this run.", of_job, starts)
-
-
-SPEC = CollectorSpec("supervisor", SupervisorSection, SupervisorCollector, metrics)
+SPEC = CollectorSpec("supervisor", SupervisorSection, SupervisorCollector)

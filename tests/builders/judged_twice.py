@@ -23,6 +23,8 @@ class JudgedTwice(Judge):
             if run.has_numbers:  # they wait for NUMBERS_S, at most, and only where nothing was wrong
                 assert judged.at > now - NUMBERS_S and not any(each.truth is Truth.BAD for each in judged.findings)
                 continue
+            if judged.at < now and self.is_coming(run, judged):
+                continue
             job = self.state.view_of(run, now)
             whole, limit_s = self.findings_of(job, self.view, now)
             said, again = ([_said(each, self.view.asked) for each in found] for found in (judged.findings, whole))

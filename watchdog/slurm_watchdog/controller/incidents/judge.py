@@ -161,6 +161,9 @@ log = logging.getLogger(__name__)
 NUMBERS_S = 30.0  # As often as a node sums them up (slurm_watchdog.agent.frames).
 """Numbers of a job that makes steps, and of which nothing is wrong, are judged so often: what they alone can show (a
 slow GPU, a pace that changes) is a matter of minutes. A changed class is judged at once."""
+COMING_S, COMING_EACH_S = 60.0, 5.0
+"""So long after the controller's start its agents come one after the other: a job of which some have not come yet is
+judged so often, and not each time that one more has. Nothing is acted on meanwhile (controller.warm_up)."""
 READ_SOON_S = 120.0  # Within so long of its start the first step of a job that logs any is read, most often.
 WORLD_S = 10.0  # What is about no single job is looked at again so often, as Slurm is asked, if nothing has come.
 DUE_EARLY_S = 1e-6  # Sums of floats are not exact: rather judged once more than late.
@@ -323,6 +326,7 @@ class Judge:
         self._settled: list[Incident] = []  # Those that ended lately: what they explained is no news.
         self._judged: dict[str, JudgedRun] = {}  # Job id -> what was said of its run when it was judged last.
         self._shared: tuple[object, ...] = ()  # What all jobs had in common then.
+        self._reporting: frozenset[str] = frozenset()  # Nodes whose agents have been heard lately.
         self._asked: frozenset[str] = frozenset()  # Subjects of the incidents that were open then.
         self._asked_of: dict[str, frozenset[str]] = {}  # Job -> those of them that are one of its runs.
         self._said: dict[str, tuple[tuple[Finding, ...], float]] = {}
@@ -372,7 +376,7 @@ class Judge:
         differently; so is everything else, and each WORLD_S. One that fails is reported, the others continue."""
         asked = frozenset(incident.subject for incident in self.incidents)
         around = replace(self.state.surroundings(now), asked=asked, suspects=self.suspects(), searches=self.searches())
-        self.view = around
+        self.view, self._reporting = around, frozenset(around.reporting_nodes)
         world = (self._slurm_is_fresh(), around.searches, around.reservations)
         if world != self._shared:
             self.state.runs.judge_all()
@@ -383,7 +387,7 @@ class Judge:
         self._judged, lively = {}, False
         for job_id, run in self.state.runs.active():
             judged = known.get(job_id)
-            if judged is None or not judged.holds(run, now):
+            if judged is None or not (judged.holds(run, now) or self.is_coming(run, judged)):
                 judged = self._judge_run(run, around)
                 lively |= not run.is_calm
             self._judged[job_id] = judged
@@ -399,6 +403,13 @@ class Judge:
             if spec.subject is not Subject.JOB:
                 findings += self._of_world(spec, now, eager=eager)
         return findings
+
+    def is_coming(self, run: Run, judged: JudgedRun) -> bool:
+        """Whether what was said of a run is to stand for a moment longer: see COMING_S."""
+        if self.view.watched_s >= COMING_S or not 0.0 <= self.view.now - judged.at < COMING_EACH_S:
+            return False
+        same = judged.view.job.restarts == run.job.restarts
+        return same and not self._reporting.issuperset(run.job.nodes)
 
     def _note_asked(self, asked: frozenset[str]) -> None:
         """Of whom incidents are open has changed: what detectors say of jobs depends on it."""

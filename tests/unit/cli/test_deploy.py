@@ -159,7 +159,7 @@ def test_users_socket_and_directories_fit_together(checkout: Path) -> None:
     assert sock["SocketGroup"] == agent["Group"] == helper_command.AGENT
     assert sock["SocketMode"] == "0660"
     assert agent["Requires"] == "slurm-watchdog-helper.socket"
-    assert Config().agent.state_directory == f"/var/lib/{agent['StateDirectory']}"
+    assert Config().agent.state_directory == f"/run/{agent['RuntimeDirectory']}"
     made = [
         line.split()[1:5]
         for line in (checkout / "systemd/tmpfiles.d/slurm-watchdog.conf").read_text().splitlines()

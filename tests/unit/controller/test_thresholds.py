@@ -34,7 +34,7 @@ def judged(
     job = views.job(job=slurm_job(**of_job), progress=progress(age_s, **(seen or {})), **more)
     state: Any = SimpleNamespace(
         nodes=SimpleNamespace(view=lambda name: None),
-        gpus=SimpleNamespace(with_gpus=lambda finding: finding),
+        processes=SimpleNamespace(with_gpus=lambda finding: finding),
         lost_among=lambda nodes: (),
     )
     judge = Judge(

@@ -9,7 +9,6 @@ import yaml
 
 from slurm_watchdog.agent.collectors.kernel_log import KernelLogReader
 from slurm_watchdog.agent.proc.kmsg import KmsgFile
-from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.diagnose.kernel_log.verdict import KernelScan, judge_file
 from slurm_watchdog.knowledge.kernel_signatures import USER_TEXT, UserText
 from slurm_watchdog.model.observations import NodeEvent
@@ -41,7 +40,7 @@ def events_of(*records: tuple[str, str]) -> tuple[NodeEvent, ...]:
     def opened(path: str) -> KmsgFile:
         return Lines(list(records))
 
-    reader = KernelLogReader("/dev/kmsg", "b", "", WorkerPool({}), open_device=opened)
+    reader = KernelLogReader("/dev/kmsg", open_device=opened)
     return reader.collect(81000.0)[0]
 
 

@@ -190,10 +190,11 @@ def proves_stuck(incidents: Iterable[Incident], job_id: str) -> Incident | None:
 
 
 def _makes_steps(findings: Iterable[Finding]) -> bool:
-    """Whether a job is known to make steps, and nothing is wrong or asked for: then no one looks how busy it is."""
-    loop = next((each for each in findings if each.kind == IncidentKind.COLLECTIVE_HANG), None)
+    """Whether a job is known to make steps, no rank of it is stopped, and nothing is wrong or asked for: then no one
+    looks how busy it is."""
+    well = {each.kind for each in findings if each.truth is Truth.OK}
     calm = all(each.truth is not Truth.BAD and not each.wanted for each in findings)
-    return calm and loop is not None and loop.truth is Truth.OK
+    return calm and well >= {IncidentKind.COLLECTIVE_HANG, IncidentKind.RANK_STOPPED}
 
 
 def _needs_each_look(job: JobView, findings: Iterable[Finding]) -> bool:

@@ -65,6 +65,7 @@ def test_what_says_that_all_is_as_before_is_answered_only_with_news() -> None:
         assert stream.receive() == (TAKEN, encode_reply(said[0]))
         for sequence in range(2, 6):
             stream.send(STATE, body_of("n1", sequence))
+        until(lambda: len(port.reports) == 5)
         said[0] = Reply(controller_id="c", running=("7",))
         stream.send(STATE, body_of("n1", 6))
         frames = [stream.receive()]

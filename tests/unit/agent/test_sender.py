@@ -156,6 +156,16 @@ def test_a_report_that_says_that_all_is_as_before_waits_for_no_answer_and_its_ne
         until(lambda: said[0] in sender.replies())
 
 
+def test_what_one_stream_was_told_does_not_hold_on_the_next() -> None:
+    spool = Spool()
+    spool.put(1, encode_report(replace(report(1), same_as=7)), time.monotonic(), is_state=True)
+    with listening(take=lambda report: Reply(controller_id="c")) as port, sending(at(port), spool=spool) as (sender, _):
+        until(lambda: sequences(port) == [1])
+        said: list[Reply] = []
+        until(lambda: bool(said.extend(sender.replies()) or said))
+        assert set(said) == {Reply(controller_id="c")}, "no job is taken for one that is not watched any more"
+
+
 def test_what_is_asked_comes_at_once_between_two_reports() -> None:
     with listening() as port, sending(at(port)) as (sender, counts):
         sender.put(report(1))

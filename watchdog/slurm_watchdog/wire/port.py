@@ -154,7 +154,7 @@ class Port:
                 connection.end()
 
     def now(self) -> float:
-        """A clock that stands still while this loop is late: ten thousand handshakes at once, after a restart, would
+        """A clock that does not run while this loop is late: ten thousand handshakes at once, after a restart, would
         each be found too slow by another one, and retried without end."""
         return clock.monotonic() - self.late_s
 

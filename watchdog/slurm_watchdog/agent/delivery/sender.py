@@ -227,7 +227,8 @@ class Sender:
             self._link = self.controllers.current.open(self._answer_s)
         self._link.send(STATE if waiting.is_state else REPORT, waiting.aged(self._now()))
         if waiting.is_state:
-            self._replies.put(replace(self._last[1], commands=()))  # it holds: else there would be NEWS
+            if self._last[0]:
+                self._replies.put(replace(self._last[1], commands=()))  # it holds: else there would be NEWS
             return
         while (frame := self._link.receive()) is None or not self._take(*frame):
             pass
@@ -264,7 +265,7 @@ class Sender:
         if self._link is not None:
             self._link.close()
             self.breaks += 1
-        self._link = None
+        self._link, self._last = None, (b"", Reply())  # what was said on one stream is not said on the next
 
     def _say(self, problem: str) -> None:
         if problem != self.problem:

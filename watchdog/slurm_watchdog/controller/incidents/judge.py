@@ -407,7 +407,8 @@ class Judge:
 
     def is_coming(self, run: Run, judged: JudgedRun) -> bool:
         """Whether what was said of a run is to stand for a moment longer: see COMING_S."""
-        if self.view.watched_s >= COMING_S or not 0.0 <= self.view.now - judged.at < COMING_EACH_S:
+        coming_s = min(COMING_S, self.config.controller.warm_up)
+        if self.view.watched_s >= coming_s or not 0.0 <= self.view.now - judged.at < COMING_EACH_S:
             return False
         same = judged.view.job.restarts == run.job.restarts
         return same and not self._reporting.issuperset(run.job.nodes)

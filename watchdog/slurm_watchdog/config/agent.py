@@ -17,13 +17,14 @@ class Agent(Section, frozen=True):
     interval: Span = 5.0
     """Time between two reports."""
     metrics_directory: AbsolutePath = "/run/slurm-watchdog-agent/metrics"
-    """Where the agent writes its metrics for node_exporter's textfile collector: in memory; empty = nowhere."""
+    """Where the agent writes its metrics for node_exporter's textfile collector: below /run, where no disk can
+    hang the agent; empty = nowhere."""
     give_up_after: Seconds = 0.0
     """An agent whose controller has not answered for so long ends; 0s = never."""
     probe_deadline: Span = 10.0
     """A child that has not answered by then is reported as hung, gets no new requests and is not replaced."""
     state_directory: AbsolutePath = "/run/slurm-watchdog-agent"
-    """Where an agent that ends leaves what the next one has to know: in memory, below /run; empty = nowhere."""
+    """Where an agent that ends leaves what the next one has to know: below /run, where no disk can hang it; empty = nowhere."""
     kernel_log: AbsolutePath = "/dev/kmsg"
     """The kernel's log, read for hardware, filesystem and memory faults; empty = not read."""
     helper_socket: AbsolutePath = "/run/slurm-watchdog-helper/socket"

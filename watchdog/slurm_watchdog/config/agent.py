@@ -24,7 +24,7 @@ class Agent(Section, frozen=True):
     probe_deadline: Span = 10.0
     """A child that has not answered by then is reported as hung, gets no new requests and is not replaced."""
     state_directory: AbsolutePath = "/run/slurm-watchdog-agent"
-    """Where an agent that ends leaves what the next one has to know: below /run, where no disk can hang it; empty = nowhere."""
+    """Where an agent that ends leaves what the next one has to know: below /run, as its metrics; empty = nowhere."""
     kernel_log: AbsolutePath = "/dev/kmsg"
     """The kernel's log, read for hardware, filesystem and memory faults; empty = not read."""
     helper_socket: AbsolutePath = "/run/slurm-watchdog-helper/socket"

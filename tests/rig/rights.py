@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-CAPABILITIES = ("sys_ptrace", "dac_read_search", "syslog", "chown", "setuid", "setgid", "kill")
+CAPABILITIES = ("sys_ptrace", "dac_read_search", "syslog", "setuid", "setgid", "kill")
 """As in systemd/slurm-watchdog-helper.service: a test compares them."""
 HELPER_UID, AGENT_UID = 64981, 64982
 """Of nobody else here."""

@@ -128,6 +128,7 @@ class Agent:
             return
         self._closed = True
         self._save()
+        self.context.supervisors.close()
         self.probes.close()
 
     def leave(self, reports: tuple[Waiting, ...], controller_id: str) -> int:

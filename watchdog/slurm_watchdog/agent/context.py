@@ -26,6 +26,7 @@ from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import ProcessReader
 from slurm_watchdog.agent.reload.reload import check_config
 from slurm_watchdog.agent.reload.settings import Settings
+from slurm_watchdog.agent.supervisor_link import SupervisorLink
 from slurm_watchdog.agent.workers.become_user import may_become_others, why_too_mighty
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import (
@@ -42,6 +43,7 @@ from slurm_watchdog.agent.workers.request_types import (
 from slurm_watchdog.agent.workers.spawner import HelperLink, is_usable
 from slurm_watchdog.agent.workers.worker import InheritedWorker
 from slurm_watchdog.base.mounts import read_mounts
+from slurm_watchdog.model.supervisor import AGENT_SOCKET
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +81,7 @@ def make_context(
     far = DelegatedFiles(workers) if helper is not None else None
     becomes = helper is not None or (not personal and may_become_others())
     logs = JobLogs(workers, read_mounts(), node, settings.log_patterns, become_owner=becomes, here=jobs)
+    processes = ProcessReader(workers, lambda: logs.mounts, files=far, owners=jobs.owners, read_seats=logs.seats)
     return CollectorContext(
         workers=workers,
         settings=settings,
@@ -87,9 +90,7 @@ def make_context(
         once=once,
         sections=Sections(),
         jobs=jobs,
-        processes=ProcessReader(
-            workers, lambda: logs.mounts, files=far, owners=jobs.owners, read_seats=logs.seats
-        ),
+        processes=processes,
         logs=logs,
         mounts=MountProber(
             workers, node, settings.mount_probe_interval, frozenset(settings.mount_probe_write), stagger=not once
@@ -97,5 +98,6 @@ def make_context(
         gpus=GpuReader(workers),
         orphan_gpu_processes=OrphanGpuProcesses(workers, settings.orphan_grace,
         links_of=far.devices_of if far else links_of),
+        supervisors=SupervisorLink("" if once or personal else AGENT_SOCKET, jobs, processes.table.entries),
         open_kernel_log=KmsgFile if helper is None else helper.open_kernel_log,
     )  # fmt: skip

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from slurm_watchdog.agent.proc.kmsg import KmsgFile
     from slurm_watchdog.agent.processes.jobs_here import JobsHere
     from slurm_watchdog.agent.processes.reader import ProcessReader
+    from slurm_watchdog.agent.supervisor_link import SupervisorLink
     from slurm_watchdog.agent.workers.pool import WorkerPool
     from slurm_watchdog.config.agent import Agent
 
@@ -103,6 +104,7 @@ class CollectorContext:
     mounts: MountProber
     gpus: GpuReader
     orphan_gpu_processes: OrphanGpuProcesses
+    supervisors: SupervisorLink
     open_kernel_log: Callable[[str], KmsgFile]
 
 

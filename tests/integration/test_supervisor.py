@@ -167,6 +167,7 @@ def test_a_hang_is_ended_by_an_order_and_runs_on_the_spare_within_seconds(start:
     assert (again.nodes, again.avoided, again.restarts_left) == (("n1", "n3", "n4"), ("n2",), 2)
     assert took_s < 8
     time.sleep(0.5)
+    job.until(lambda status: len(job.lines("rank")) == 6, "the lines of the new ranks")
     assert sorted(job.lines("rank"))[-1] == "rank 2 of 3 on n4 in n[1,3-4] start 1"
     job.order(again, "n3", decision="d2")
     refused = job.until(lambda status: status.answer is OrderAnswer.REFUSED, "an answer")

@@ -32,7 +32,7 @@ def metrics(report: Report) -> Iterable[Family]:
     """Whether one lives, and what it has left."""
     of_job = ("job_id",)
     alive = [((job_label(each.job_id),), each.age_s <= FRESH_S) for each in report.supervisors]
-    yield Family("supervisor_up", "1 while the job's supervisor writes its status.", of_job, alive)
+    yield Family("supervisor_up", "1 while the job's supervisor sends its status.", of_job, alive)
     spares = [((job_label(each.job_id),), len(each.status.spares)) for each in report.supervisors]
     yield Family("supervisor_spare_nodes", "Nodes of the job that wait as spares.", of_job, spares)
     starts = [((job_label(each.job_id),), each.status.starts) for each in report.supervisors]

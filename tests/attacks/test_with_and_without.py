@@ -31,7 +31,6 @@ import pytest
 from msgspec import inspect
 from msgspec.structs import replace
 
-from slurm_watchdog.agent import supervisor_link
 from slurm_watchdog.agent.agent import Agent
 from slurm_watchdog.agent.delivery.sender import Sender
 from slurm_watchdog.agent.delivery.spool import Spool
@@ -41,7 +40,7 @@ from slurm_watchdog.agent.helper import requests
 from slurm_watchdog.agent.logs import log_file
 from slurm_watchdog.agent.metrics import AgentMetrics
 from slurm_watchdog.agent.proc.system_call import parse_syscall
-from slurm_watchdog.agent.processes import identify, terminate
+from slurm_watchdog.agent.processes import identify, supervisor_link, terminate
 from slurm_watchdog.agent.processes.identity_cache import IDENTIFY
 from slurm_watchdog.agent.reload.settings import settings_of
 from slurm_watchdog.agent.service import Service
@@ -614,10 +613,10 @@ ROWS = {
     "thousands of new processes": Row("H5", "user", thousands_of_new_processes, (("slurm_watchdog.agent.processes.identity_cache.Identities._in_turn", lambda _, rows: rows[:256]),)),
     "memory after the call": Row("L2", "user", memory_after_the_call, (("slurm_watchdog.agent.processes.identify._check_in_call", yes),)),
     "a child is stopped": Row("M1", "user", stopped_child, (("slurm_watchdog.agent.workers.worker.why_no_answer", nothing),)),
-    "another user's supervisor": Row("N6", "user", supervisor_of_a_stranger, (("slurm_watchdog.agent.supervisor_link.peer_of", lambda sock: (os.getpid(), VICTIM)),)),
-    "all connections of supervisors": Row("N6", "user", all_connections_of_one, (("slurm_watchdog.agent.supervisor_link.MAX_OF_USER", 1 << 40),)),
-    "a supervisor that never reads": Row("N6", "user", peer_that_never_reads, (("slurm_watchdog.agent.supervisor_link.peer_of", blocking),)),
-    "a supervisor's line without end": Row("N6", "user", line_without_end, (("slurm_watchdog.agent.supervisor_link.MAX_LINE_BYTES", 16 << 20),)),
+    "another user's supervisor": Row("N6", "user", supervisor_of_a_stranger, (("slurm_watchdog.agent.processes.supervisor_link.peer_of", lambda sock: (os.getpid(), VICTIM)),)),
+    "all connections of supervisors": Row("N6", "user", all_connections_of_one, (("slurm_watchdog.agent.processes.supervisor_link.MAX_OF_USER", 1 << 40),)),
+    "a supervisor that never reads": Row("N6", "user", peer_that_never_reads, (("slurm_watchdog.agent.processes.supervisor_link.peer_of", blocking),)),
+    "a supervisor's line without end": Row("N6", "user", line_without_end, (("slurm_watchdog.agent.processes.supervisor_link.MAX_LINE_BYTES", 16 << 20),)),
     "a pickle for a dump": Row("L12", "user", pickle_for_a_dump, (("slurm_watchdog.parse.flight_recorder_format._NoNames", pickle.Unpickler),)),
     "a debugger's output": Row("M2", "user", output_bomb, (("slurm_watchdog.agent.evidence.stacks.MAX_OUTPUT", 1 << 40),)),
     "empty lines in an error file": Row("H5", "user", empty_lines_in_an_error_file, (("slurm_watchdog.parse.error_file._FRAME", re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$', re.MULTILINE)),)),

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
-from slurm_watchdog.agent.supervisor_link import SupervisorLink
+from slurm_watchdog.agent.processes.supervisor_link import SupervisorLink
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.protocol import JobWatch
 from slurm_watchdog.model.supervisor import (

@@ -13,7 +13,7 @@ import pytest
 
 from slurm_watchdog.agent.proc.entry import parse_stepd
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
-from slurm_watchdog.agent.supervisor_link import SupervisorLink
+from slurm_watchdog.agent.processes.supervisor_link import SupervisorLink
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.protocol import JobWatch

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.agent import supervisor_link
 from slurm_watchdog.agent.proc.entry import JobStep
+from slurm_watchdog.agent.processes import supervisor_link
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.protocol import JobWatch
 from slurm_watchdog.model.supervisor import (

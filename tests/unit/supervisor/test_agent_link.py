@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.supervisor_link import SupervisorLink
+from slurm_watchdog.agent.processes.supervisor_link import SupervisorLink
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.supervisor import FromAgent, RestartOrder
-from slurm_watchdog.supervisor import agent_link
 from slurm_watchdog.supervisor.agent_link import AgentLink
 from tests.builders.supervisor_links import JOB, RUN, STATUS, link_at, rows
 
@@ -28,7 +27,7 @@ class Pair:
 
     def __init__(self, place: Path):
         self.place, self.heard = place, list[FromAgent]()
-        self.link = AgentLink(str(place / "agent"), RUN, self.heard.append)
+        self.link = AgentLink(str(place / "agent"), RUN, self.heard.append, most_pause_s=0.5)
         self.agent: SupervisorLink | None = None
 
     async def until(self, holds: Callable[[], object], what: str) -> None:
@@ -65,10 +64,8 @@ def play(place: Path, story: Callable[[Pair], Awaitable[None]]) -> None:
 
 
 def test_what_is_said_before_there_is_an_agent_is_said_when_it_comes_and_after_each_of_its_restarts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(agent_link, "MOST_PAUSE_S", 0.5)
-
     async def story(pair: Pair) -> None:
         pair.link.say(STATUS)
         await asyncio.sleep(0.3)

@@ -10,19 +10,18 @@ import pytest
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.supervisor import FromAgent, OrderAnswer, RestartOrder
-from slurm_watchdog.supervisor import service
 from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.launcher import Launcher
 from slurm_watchdog.supervisor.parent import SharedPid
-from slurm_watchdog.supervisor.service import NO_AGENT_S, JobSupervisor
+from slurm_watchdog.supervisor.service import NO_AGENT_S, JobSupervisor, is_our_switch
 from slurm_watchdog.supervisor.state import Settings
 
 
-def supervisor_of_a_job(**environ: str) -> JobSupervisor:
+def supervisor_of_a_job() -> JobSupervisor:
     allocation = Allocation(job_id="7", nodes=("n1",), batch_host="n1")
     launcher = Launcher(("true",), allocation, {"PATH": "/nonexistent"})
     settings = Settings(allocation=allocation, count=1, least=1, max_restarts=0)
-    return JobSupervisor(settings, launcher, environ, SharedPid())
+    return JobSupervisor(settings, launcher, {}, SharedPid())
 
 
 def close(mine: JobSupervisor) -> None:
@@ -78,17 +77,10 @@ def test_an_order_is_answered_once_however_often_it_is_heard_and_none_while_anot
     close(mine)
 
 
-def test_only_a_kill_switch_of_ours_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "KILL_SWITCH_BASE", str(tmp_path))
+def test_only_a_kill_switch_of_ours_is_seen(tmp_path: Path) -> None:
     switch = tmp_path / "kill"
-    mine = supervisor_of_a_job(SLURM_WATCHDOG_KILL_SWITCH=str(switch))
-
-    def seen() -> bool:
-        return asyncio.run(mine._is_switched())
-
-    assert not seen()
+    assert not is_our_switch(str(switch))
     switch.write_text("stop\n")
-    assert not seen()
+    assert not is_our_switch(str(switch))
     switch.write_text(compose_line({"by": "slurm-watchdog", "decision": "c"}))
-    assert seen()
-    close(mine)
+    assert is_our_switch(str(switch))

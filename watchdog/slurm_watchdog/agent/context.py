@@ -24,9 +24,9 @@ from slurm_watchdog.agent.processes import identify
 from slurm_watchdog.agent.processes.delegated_proc import DelegatedFiles
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import ProcessReader
+from slurm_watchdog.agent.processes.supervisor_link import SupervisorLink
 from slurm_watchdog.agent.reload.reload import check_config
 from slurm_watchdog.agent.reload.settings import Settings
-from slurm_watchdog.agent.supervisor_link import SupervisorLink
 from slurm_watchdog.agent.workers.become_user import may_become_others, why_too_mighty
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import (

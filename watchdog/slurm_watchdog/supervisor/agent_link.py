@@ -19,11 +19,11 @@ FIRST_PAUSE_S, MOST_PAUSE_S = 0.2, 5.0  # Before it is connected to again: twice
 class AgentLink:
     """One supervisor's; all of it belongs to one event loop."""
 
-    def __init__(self, path: str, restarts: int, hear: Callable[[FromAgent], None]):
+    def __init__(self, path: str, restarts: int, hear: Callable[[FromAgent], None], most_pause_s: float = MOST_PAUSE_S):
         """`restarts`: the run of the job. `hear` gets each line of the agent, but no order that was withdrawn."""
         self._path, self._restarts, self._hear = path, restarts, hear
         self._writer: asyncio.StreamWriter | None = None
-        self._line = b""
+        self._line, self._most_pause_s = b"", most_pause_s
         self.was_connected = False
 
     def say(self, status: SupervisorStatus) -> None:
@@ -53,7 +53,8 @@ class AgentLink:
                 finally:
                     self._writer.close()
                     self._writer = None
-            pause_s = FIRST_PAUSE_S if clock.monotonic() - began > MOST_PAUSE_S else min(MOST_PAUSE_S, 2 * pause_s)
+            most_s = self._most_pause_s
+            pause_s = FIRST_PAUSE_S if clock.monotonic() - began > most_s else min(most_s, 2 * pause_s)
             await asyncio.sleep(pause_s)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:

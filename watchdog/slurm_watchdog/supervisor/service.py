@@ -193,9 +193,7 @@ class JobSupervisor(Supervisor):
         too: a command that has left by it would be taken for one that has ended well. Elsewhere it may lie on any
         filesystem."""
         if self._switch.startswith(f"{KILL_SWITCH_BASE}/"):
-            with contextlib.suppress(OSError):
-                return parse_line(Path(self._switch).read_text(errors="replace")) is not None  # noqa: ASYNC240 -- memory
-            return False
+            return is_our_switch(self._switch)
         answer = await self.launcher.ask.run("head", "-c", "4096", "--", self._switch, deadline_s=FILE_S)
         return answer.code == 0 and parse_line(answer.output) is not None
 
@@ -203,3 +201,11 @@ class JobSupervisor(Supervisor):
         """Where our standard error is a file."""
         argv = ("tail", "-c", str(TAIL_BYTES), "--", *(path := log_files((2,))))
         return (await self.launcher.ask.run(*argv, deadline_s=FILE_S)).output if path else ""
+
+
+def is_our_switch(path: str) -> bool:
+    """Whether a kill switch of ours lies there, in memory."""
+    try:
+        return parse_line(Path(path).read_text(errors="replace")) is not None
+    except OSError:
+        return False

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from slurm_watchdog.agent.proc.kmsg import KmsgFile
     from slurm_watchdog.agent.processes.jobs_here import JobsHere
     from slurm_watchdog.agent.processes.reader import ProcessReader
-    from slurm_watchdog.agent.supervisor_link import SupervisorLink
+    from slurm_watchdog.agent.processes.supervisor_link import SupervisorLink
     from slurm_watchdog.agent.workers.pool import WorkerPool
     from slurm_watchdog.config.agent import Agent
 

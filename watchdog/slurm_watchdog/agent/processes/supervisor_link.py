@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from slurm_watchdog.agent.helper.server import Refusals
 from slurm_watchdog.agent.proc.entry import Entry, parse_cgroup
 from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import describe
 from slurm_watchdog.base.loop import Waiter, wait_readable
+from slurm_watchdog.base.refusals import Refusals
 from slurm_watchdog.identity.transport import peer_of
 from slurm_watchdog.model.supervisor import (
     MAX_LINE_BYTES,

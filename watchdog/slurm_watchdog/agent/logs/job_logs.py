@@ -256,7 +256,7 @@ class JobLogs:
         ]
         self.probes.settle(SETTLE_S, [request for request in requests if request is not None])
         for key in self.probes.names():
-            if key.startswith("files:") and not any(key == planned for planned, _ in plan) and not key.endswith(":0"):
+            if key.startswith("files:") and not any(key == planned for planned, _ in plan):
                 self.probes.retire(key)  # closes what it held open: a filesystem must stay unmountable
         self._taken = {key: token for key, token in self._taken.items() if any(key == k for k, _ in plan)}
         return followed, hung

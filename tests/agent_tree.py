@@ -50,7 +50,7 @@ def alone(test: Callable[..., None]) -> Callable[..., None]:
 
 PERSONAL = """
 import sys, msgspec
-from slurm_watchdog.agent.reload.settings import become_agent, settings_of
+from slurm_watchdog.agent.settings import become_agent, settings_of
 from slurm_watchdog.config.loading import (load_config)
 settings = msgspec.structs.replace(settings_of(load_config(sys.argv[1])), personal=True)
 become_agent(settings, file=sys.argv[1])
@@ -111,7 +111,7 @@ class AgentProcess:
         our code there."""
         config = directory / "agent.yaml"
         config.write_text(
-            f"agent: {{node_name: n1, controller_url: '{receiver.url}', interval: {interval_s * 1000:.0f}ms, metrics_listen: '', "
+            f"agent: {{node_name: n1, controller_url: '{receiver.url}', interval: {interval_s * 1000:.0f}ms, metrics_directory: '', "
             f"probe_deadline: {deadline_s * 1000:.0f}ms, state_directory: '{state_directory or directory}'{more}}}\n"
             f"security: {json.dumps(receiver.munged.security())}\n"
         )

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from lab.bench import controller, load, peers, scheduling
 from lab.bench.figures import Figures, quantile, say
 from lab.bench.metrics_text import read_metrics
 from lab.bench.process_tree import Target, Usage, count_distinct_pages, read_tree, started
+from slurm_watchdog.agent.metrics import FILE
 from tests import helper_process
 
 MIB = 1024**2
@@ -30,7 +30,6 @@ MAX_NVML_MS = 5.0
 """What the project promises at an interval of 5 s: CPU of agent and helper together, memory of the agent and
 of both."""
 DRIVER_METRIC = "slurm_watchdog_nvml_driver_seconds"
-SCRAPES = 40
 TICK_GAP_S = 0.5
 """What the main thread does within this time of its last work belongs to the same tick: replies, answers of
 children."""
@@ -46,7 +45,7 @@ class Options:
     warm_up_s: float = 30.0
     """Before anything counts: starting costs every agent more than going on, and happens once."""
     with_peers: bool = True
-    driver_s: float = 65.0
+    driver_s: float = 20.0
     """How long the time in NVIDIA's driver is looked at: what is dear there comes once a minute."""
 
 
@@ -59,7 +58,7 @@ class Scene:
     agent: Target
     helper: Target | None
     """Who holds the agent's rights; None for an ordinary user's agent, which needs none."""
-    metrics_port: int
+    metrics_file: Path
 
     @property
     def ours(self) -> tuple[Target, ...]:
@@ -87,15 +86,15 @@ def scene(interval_s: float, cpus: set[int] | None = None) -> Iterator[Scene]:
     with ExitStack() as stack:
         job = stack.enter_context(load.running())
         taker = stack.enter_context(controller.listening((job.watch,)))
-        port = peers.free_port()
         config, log = job.directory / "config.yaml", job.directory / "agent.log"
         settings = (
             f"  node_name: node1\n  interval: {round(interval_s * 1000)}ms\n"
-            f"  controller_url: http://127.0.0.1:{taker.port}\n  metrics_listen: 127.0.0.1:{port}\n"
+            f"  controller_url: http://127.0.0.1:{taker.port}\n  metrics_directory: {job.directory}/metrics\n"
             f"  state_directory: {job.directory}/state\n"
         )
         security = f"security: {json.dumps(taker.munged.security())}\n"
-        (job.directory / "state").mkdir()
+        for name in ("state", "metrics"):
+            (job.directory / name).mkdir()
         # Not the benchmark's own environment: a service has a small one.
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "PYTHONPATH") if name in os.environ}
         helper = None
@@ -109,7 +108,8 @@ def scene(interval_s: float, cpus: set[int] | None = None) -> Iterator[Scene]:
             environment["LD_LIBRARY_PATH"] = ":".join(libraries)
             helper, socket = stack.enter_context(_helper(job, place, environment, cpus))
             settings += f"  helper_socket: {socket}\n"
-            os.chown(job.directory / "state", helper_process.AGENT_UID, -1)
+            for name in ("state", "metrics"):
+                os.chown(job.directory / name, helper_process.AGENT_UID, -1)
             command = helper_process.agent_command(place, "--config", str(config))
         else:
             environment = {**kept, **job.environment}
@@ -122,7 +122,7 @@ def scene(interval_s: float, cpus: set[int] | None = None) -> Iterator[Scene]:
             _await_good_report(taker)
         except TimeoutError as error:
             raise RuntimeError(f"{error}; its log:\n{log.read_text(errors='replace')[-4000:]}") from error
-        yield Scene(job, taker, agent, helper, port)
+        yield Scene(job, taker, agent, helper, job.directory / "metrics" / FILE)
         _say_complaints(job.directory)
 
 
@@ -194,7 +194,6 @@ def run(figures: Figures, options: Options) -> None:
         _report_ticks(figures, window, options)
         _report_driver(figures, here, options)
         _report_peers(figures, window, here.names)
-        _report_scrapes(figures, here, window)
 
 
 @dataclass(frozen=True)
@@ -315,19 +314,13 @@ def _say_shares(window: Window, schedule: scheduling.Schedule) -> None:
 
 
 def _report_driver(figures: Figures, here: Scene, options: Options) -> None:
-    """Time that each of so many ticks spent in NVIDIA's driver, by the agent's own count; after the window,
-    for asking costs it."""
-    spent_ms = []
-    for _ in range(max(1, round(options.driver_s / options.interval_s))):
-        here.controller.wait_for_report(START_S)
-        time.sleep(min(0.5, options.interval_s / 4))
-        value = read_metrics(here.metrics_port).get(DRIVER_METRIC)
-        if value is None:
-            say(f"the agent's metrics have no {DRIVER_METRIC}: no figure of its time in NVML")
-            return
-        spent_ms.append(1000 * value)
-    figures.add("agent.nvml_p50_ms_per_tick", quantile(spent_ms, 0.5), "ms")
-    figures.add("agent.nvml_max_ms_per_tick", max(spent_ms), "ms", at_most=MAX_NVML_MS)
+    """Time that the longest of so many ticks spent in NVIDIA's driver, by the agent's own count."""
+    time.sleep(options.driver_s)
+    spent_s = read_metrics(here.metrics_file).get(DRIVER_METRIC)
+    if spent_s is None:
+        say(f"the agent's metrics have no {DRIVER_METRIC}: no figure of its time in NVML")
+        return
+    figures.add("agent.nvml_max_ms_per_tick", 1000 * spent_s, "ms", at_most=MAX_NVML_MS)
 
 
 def _report_peers(figures: Figures, window: Window, ours: tuple[str, ...]) -> None:
@@ -339,26 +332,6 @@ def _report_peers(figures: Figures, window: Window, ours: tuple[str, ...]) -> No
         if window.cpu_percent(name) > 0:
             ratio = window.cpu_percent(*ours) / window.cpu_percent(name)
             figures.add(f"both.cpu_ratio_to_{name}", ratio, "1")
-
-
-def _report_scrapes(figures: Figures, here: Scene, window: Window) -> None:
-    """What one scrape of the agent's own /metrics costs it, and what it costs with one every 15 s."""
-    connection = HTTPConnection("127.0.0.1", here.metrics_port, timeout=10)
-    here.controller.wait_for_report(START_S)
-    ticked, used = len(here.controller.arrived), here.cpu_s()
-    try:
-        for _ in range(SCRAPES):
-            peers.scrape(connection)
-    except (OSError, HTTPException) as error:
-        say(f"the agent's metrics can't be scraped: {error}")
-        return
-    spent = here.cpu_s() - used
-    if len(here.controller.arrived) != ticked:
-        spent -= quantile(window.tick_cpu_s, 0.5)
-    each_s = max(0.0, spent) / SCRAPES
-    figures.add("agent.scrape_cpu_ms", 1000 * each_s, "ms")
-    scraped = window.cpu_percent(*here.names) + 100 * each_s / 15
-    figures.add("both.cpu_percent_of_core_scraped_every_15_s", scraped, "%")
 
 
 def read_process_names(root: int) -> dict[int, str]:

@@ -163,7 +163,7 @@ def _measure_load(figures: Figures, here: Scene) -> list[int]:
     injected: dict[str, float] = {}
     prober = Prober(service.port, service.tls)
     fleet.ask("tally")
-    cpu_s, began = service.cpu_s(), time.monotonic()
+    cpu_s, taken, began = service.cpu_s(), service.taken(), time.monotonic()
     rss = [service.rss_bytes()]
     with prober.running():
         for number, index in enumerate(faulty):
@@ -173,20 +173,20 @@ def _measure_load(figures: Figures, here: Scene) -> list[int]:
             rss.append(service.rss_bytes())
         time.sleep(max(0.0, began + options.seconds - time.monotonic()))
     seconds = time.monotonic() - began
-    cpu_s = service.cpu_s() - cpu_s
+    cpu_s, taken = service.cpu_s() - cpu_s, service.taken() - taken
     rss.append(service.rss_bytes())
     tally, interval_s = fleet.ask("tally"), options.interval_s
     say(f"fleet: { ({k: v for k, v in tally.items() if k != 'trips_s'}) }; load average {os.getloadavg()[0]:.1f}")
     figures.add("controller.agents", tally["connected"], "1", at_least=options.nodes)
     figures.add(
         "controller.reports_per_s",
-        tally["taken"] / seconds,
+        taken / seconds,
         "1/s",
         at_least=0.98 * options.nodes / interval_s,
     )
     figures.add("controller.report_bytes", tally["bytes_out"] / max(1, tally["sent"]), "B")
     figures.add("controller.cpu_percent_of_core", 100 * cpu_s / seconds, "%", at_most=MAX_CPU_PERCENT)
-    figures.add("controller.cpu_us_per_report", 1e6 * cpu_s / max(1, tally["taken"]), "us")
+    figures.add("controller.cpu_us_per_report", 1e6 * cpu_s / max(1, taken), "us")
     figures.add("controller.rss_mb", max(rss) / 1e6, "MB", at_most=MAX_RSS_MB)
     figures.add("controller.rss_growth_mb", (rss[-1] - rss[0]) / 1e6, "MB")
     trips_ms = [1000 * each for each in tally["trips_s"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -84,6 +85,14 @@ class Service:
             raise OSError(str(error)) from error
         finally:
             connection.close()
+
+    def taken(self) -> int:
+        """Reports that it has taken over since its start."""
+        of = re.search(
+            rb'^slurm_watchdog_reports_total\{outcome="accepted"\} ([0-9.e+]+)$', self.get("/metrics", 30.0), re.M
+        )
+        assert of is not None
+        return round(float(of[1]))
 
     def tail(self) -> str:
         return (self.directory / "controller.log").read_text(errors="replace")[-2000:]

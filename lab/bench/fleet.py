@@ -33,15 +33,18 @@ from lab.bench.fleet_reports import WHOLE_EVERY, Shape, events_of, fault_of, log
 from slurm_watchdog.agent.delivery.sender import backoff_s
 from slurm_watchdog.identity.munge_protocol import TO_AGENT, TO_CONTROLLER, Seal
 from slurm_watchdog.model.observations import NodeEvent
+from slurm_watchdog.model.report import Report, is_state
 from slurm_watchdog.wire.codec import MAX_BYTES, decode_reply, encode_report, with_age
 from slurm_watchdog.wire.frames import (
     BYE,
     HELLO,
     MAGIC,
+    NEWS,
     OPENED,
     ORDERS,
     PROOF,
     REPORT,
+    STATE,
     TAKEN,
     WELCOME,
     Bye,
@@ -288,7 +291,7 @@ class Fleet:
                 self._send(agent)
         elif kind == TAKEN:
             self._take_answer(agent, body)
-        elif kind == ORDERS:
+        elif kind in (ORDERS, NEWS):
             agent.closely = decode_reply(body).closely or agent.closely
 
     def _take_answer(self, agent: Agent, body: bytes) -> None:
@@ -308,13 +311,18 @@ class Fleet:
     def _send(self, agent: Agent) -> None:
         sequence, made_at, number = agent.waiting[0]
         now = time.monotonic()
-        body = self._report(agent, sequence, number)
+        report = self._report(agent, sequence, number)
+        body, kind = encode_report(report), STATE if is_state(report) else REPORT
         if now - made_at > 0.05:
             body = with_age(body, now - made_at)
-        agent.in_flight, agent.sent_at = True, now
+        agent.in_flight, agent.sent_at = kind == REPORT, now
         self.tally.sent += 1
         self.tally.bytes_out += len(body)
-        self._write(agent, REPORT, body)
+        if kind == STATE:
+            agent.waiting.popleft()
+        self._write(agent, kind, body)
+        if agent.waiting and not agent.in_flight and agent.sock is not None:
+            self._send(agent)
 
     def _write(self, agent: Agent, kind: bytes, body: bytes) -> None:
         agent.out += pack(kind, body, agent.seal)
@@ -345,7 +353,7 @@ class Fleet:
             news["node_events"] = tuple(agent.faults)
         return news
 
-    def _report(self, agent: Agent, sequence: int, number: int) -> bytes:
+    def _report(self, agent: Agent, sequence: int, number: int) -> Report:
         if agent.closely or agent.faults or not agent.whole or (number + agent.index) % WHOLE_EVERY == 0:
             report = report_of(self.shape, agent.index, number, (agent.index + number) % VARIANTS)
             agent.whole = sequence
@@ -353,15 +361,13 @@ class Fleet:
             report = small_of(self.shape, agent.index, agent.whole)
         news = self._news(agent, number)
         agent.faults = []
-        return encode_report(
-            msgspec.structs.replace(
-                report,
-                agent_id=f"{agent.index + 1:032x}",
-                sequence=sequence,
-                interval_s=self.interval_s,
-                agent_version="0.1.0",
-                **news,
-            )
+        return msgspec.structs.replace(
+            report,
+            agent_id=f"{agent.index + 1:032x}",
+            sequence=sequence,
+            interval_s=self.interval_s,
+            agent_version="0.1.0",
+            **news,
         )
 
     # -- questions ---------------------------------------------------------------------------------------------

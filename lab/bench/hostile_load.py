@@ -255,7 +255,7 @@ def _node(interval_s: float) -> Iterator[Node]:
             f"  state_directory: {directory}/state\n  warm_up: 1s\n"
             f"slurm:\n  bin_directory: {_slurm(directory)}\n"
             f"agent:\n  node_name: {NODE}\n  interval: {round(interval_s * 1000)}ms\n"
-            f"  controller_url: http://127.0.0.1:{port}\n  metrics_listen: ''\n  state_directory: {directory}/agent-state\n"
+            f"  controller_url: http://127.0.0.1:{port}\n  metrics_directory: ''\n  state_directory: {directory}/agent-state\n"
             f"  helper_socket: {directory}/helper/socket\n"
         )
         config.chmod(0o644)

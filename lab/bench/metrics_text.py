@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-from http.client import HTTPConnection, HTTPException
-
-from lab.bench import peers
+from pathlib import Path
 
 
-def read_metrics(port: int) -> dict[str, float]:
+def read_metrics(file: Path) -> dict[str, float]:
     """The agent's own metrics by name and labels, as text; empty if there are none."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        data = peers.scrape(connection)
-    except (OSError, HTTPException):
-        return {}
-    finally:
-        connection.close()
-    text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
-    return parse_metrics(text)
+    return parse_metrics(file.read_text()) if file.exists() else {}
 
 
 def parse_metrics(text: str) -> dict[str, float]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from msgspec.structs import replace as changed
 
 from slurm_watchdog.analysis.ras_records import JobProcesses, ras_records
-from slurm_watchdog.controller.state.evidence_collection import FLIGHT_RECORDER, RAS
+from slurm_watchdog.controller.evidence.collection import FLIGHT_RECORDER, RAS
 from slurm_watchdog.model.collective_records import (
     Call,
     CollectiveRecord,

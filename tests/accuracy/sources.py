@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.bench.figures import Figures, take_standard_output
-from slurm_watchdog.controller.state.evidence_collection import FLIGHT_RECORDER, RAS
+from slurm_watchdog.controller.evidence.collection import FLIGHT_RECORDER, RAS
 from slurm_watchdog.model.incidents import Incident
 from tests.accuracy.cases import (
     CASES,

@@ -42,8 +42,8 @@ from slurm_watchdog.agent.metrics import AgentMetrics
 from slurm_watchdog.agent.proc.system_call import parse_syscall
 from slurm_watchdog.agent.processes import identify, supervisor_link, terminate
 from slurm_watchdog.agent.processes.identity_cache import IDENTIFY
-from slurm_watchdog.agent.reload.settings import settings_of
 from slurm_watchdog.agent.service import Service
+from slurm_watchdog.agent.settings import settings_of
 from slurm_watchdog.agent.workers.request_types import BlockedCall, IdentifyProcesses, ResolveCalls, WorkerState
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.loop import Signals
@@ -53,6 +53,7 @@ from slurm_watchdog.controller.evidence import collector, store
 from slurm_watchdog.controller.evidence.requests import FairSlots
 from slurm_watchdog.controller.evidence.store import EvidenceShare
 from slurm_watchdog.controller.incidents.judge import within_room
+from slurm_watchdog.controller.ingest import endpoint
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.state.cluster import ClusterState
@@ -71,7 +72,7 @@ from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
 from slurm_watchdog.parse.kernel_log.line import parse_message
 from slurm_watchdog.parse.training_log.line import parse_line
 from slurm_watchdog.wire import codec
-from slurm_watchdog.wire.rate_limits import Limits, report_rate
+from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets
 from tests.builders import two_users
 from tests.builders.forged_kernel_lines import forgeries
 from tests.builders.identities import World
@@ -529,8 +530,8 @@ def brackets_without_end(stage: Stage) -> bool:
 
 def report_flood(stage: Stage) -> bool:
     """A thousand reports at once."""
-    known = report_rate(5.0)
-    return sum(known.acquire("n1", 1 << 10, 100.0) for _ in range(1000)) > 500
+    known = TokenBuckets(endpoint.REPORTS_AT_ONCE, endpoint.REPORTS_A_SECOND)
+    return sum(known.acquire("n1", 100.0) for _ in range(1000)) > 500
 
 
 def faults_without_end(stage: Stage) -> bool:
@@ -603,8 +604,8 @@ def blocking(sock: socket.socket) -> tuple[int, int]:
 
 
 ROWS = {
-    "a rank by environment": Row("H4", "user", forged_rank, (("slurm_watchdog.controller.state.node_ownership._is_of_job", yes),)),
-    "a directive by environment": Row("H4", "user", forged_wish, (("slurm_watchdog.controller.state.node_ownership._is_wish", yes),)),
+    "a rank by environment": Row("H4", "user", forged_rank, (("slurm_watchdog.controller.state.door._is_of_job", yes),)),
+    "a directive by environment": Row("H4", "user", forged_wish, (("slurm_watchdog.controller.state.door._is_wish", yes),)),
     "a kill switch at a program's place": Row("H1", "user", switch_that_is_a_program, (("slurm_watchdog.agent.helper.requests.problem_of_path", nothing),)),
     "a shell runs the kill switch": Row("H1", "user", words_that_a_shell_runs, (("slurm_watchdog.model.kill_switch.clean_field", str),)),
     "the helper works as root": Row("C1 C2 L11", "user", root_by_request, (("slurm_watchdog.agent.helper.requests.refusal_as", nothing),)),
@@ -630,9 +631,9 @@ ROWS = {
     "all places for evidence": Row("H5", "user", places_for_evidence, (("slurm_watchdog.controller.evidence.collector.OF_ONE_USER", collector.AT_ONCE),)),
     "a node's queue of questions": Row("H5", "user", questions_to_a_node, (("slurm_watchdog.controller.ingest.command_queue.OF_ONE_USER", 1000),)),
     "processes that live for seconds": Row("H3", "node", short_processes, (("slurm_watchdog.controller.state.run_updates.GONE_OF_ROLE", 1 << 40),)),
-    "a report of 75,000 processes": Row("H3 H5", "node", report_of_rows, (("slurm_watchdog.controller.state.cluster.within_bounds", lambda report, *_: (report, {})),)),
+    "a report of 75,000 processes": Row("H3 H5", "node", report_of_rows, (("slurm_watchdog.controller.state.cluster.admit", lambda report, *_: (report, 0, {})),)),
     "a text of four megabytes": Row("M9", "node", report_of_one_text, (("slurm_watchdog.wire.codec.cut_texts", same),)),
-    "a number that is none": Row("L9", "node", number_that_is_none, (("slurm_watchdog.wire.codec._moderate", yes),)),
+    "a number that is none": Row("L9", "node", number_that_is_none, (("slurm_watchdog.wire.codec.check_numbers", nothing),)),
     "brackets without end": Row("M9", "node", brackets_without_end, (("slurm_watchdog.wire.codec.RecursionError", KeyError),)),
     "a flood of reports": Row("M4", "node", report_flood, (("slurm_watchdog.wire.rate_limits.TokenBuckets.acquire", yes),)),
     "a thousand faults": Row("M9", "node", faults_without_end, (("slurm_watchdog.controller.incidents.judge.OF_ONE", 1 << 40),)),

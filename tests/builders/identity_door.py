@@ -29,13 +29,13 @@ class Port:
         self.take = take
         self.metrics = ControllerMetrics()
         self.reports: list[Report] = []
+        self.loop = options.pop("loop", None) or asyncio.new_event_loop()
         options = {"identity": OwnUser(0, ""), "address_of": None, **options}
         self.healthy = True, "well"
         self.door = ReportEndpoint(accept=self.accept, metrics=self.metrics, healthy=lambda: self.healthy, **options)
         self.server: wire.Port = self.door.server()
         self.server.only_uid = None  # these clients come by TCP; whose socket it is: test_unix.py
         self.number = 0
-        self.loop = asyncio.new_event_loop()
 
     def accept(self, report: Report) -> Reply:
         self.reports.append(report)

@@ -86,7 +86,8 @@ def controller_files(ca: Path) -> TlsFiles:
 
 def replace_files(there: TlsFiles, by: TlsFiles) -> None:
     """As somebody does who copies renewed certificates to a machine."""
-    for old, new in zip(there.all(), by.all(), strict=True):
+    for name in ("ca", "certificate", "key"):
+        old, new = getattr(there, name), getattr(by, name)
         shutil.copy(new, old + ".new")
         os.replace(old + ".new", old)
 

@@ -21,11 +21,11 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.api.doors import make_app
 from slurm_watchdog.controller.api.routes import PAGE_ROUTES, ROUTES, Route
 from slurm_watchdog.controller.api.web_page import make_page
+from slurm_watchdog.controller.evidence.collection import Collected
 from slurm_watchdog.controller.health.cluster import health
 from slurm_watchdog.controller.health.job import HealthInputs
 from slurm_watchdog.controller.incidents.judge import OpenIncidents
 from slurm_watchdog.controller.policy.access import Operators, Person
-from slurm_watchdog.controller.state.evidence_collection import Collected
 from slurm_watchdog.diagnose.job import Diagnosis
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, ActionEnd, Decision, Operation, OperationOutcome, Verdict

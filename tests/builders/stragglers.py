@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from slurm_watchdog.controller.state.counter_clock import StepHistory
 from slurm_watchdog.controller.state.wait_tally import WaitTally
 from slurm_watchdog.model.cluster_view import StepTime
@@ -79,9 +81,8 @@ class Training:
             idle = float(into < work - base[rank] * (1 - self.host_share)) if self.gpus else None
             ran = at if self.spins else self.ran[rank] + min(into, work)
             due = (self.ticks[node] + rank) % 12 == 0
-            self.tally.note(
-                self.key(rank), runnable_s=ran if due else None, idle=None if idle is None else (idle, 1), at=at
-            )
+            _, *key = structs.astuple(self.key(rank))
+            self.tally.note(tuple(key), rank, at, ran if due else None, 0.0, None if idle is None else (idle, 1))
 
     def key(self, rank: int) -> RankKey:
         return RankKey(rank, f"n{rank // self.per_node + 1}", 100 + rank, 5)

@@ -22,6 +22,7 @@ from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.notify.dispatcher import Notifier
 from slurm_watchdog.wire.codec import encode_report
+from slurm_watchdog.wire.connection import Connection
 from slurm_watchdog.wire.frames import REPORT, FrameError
 from slurm_watchdog.wire.stream_server import Stream
 from tests.behaviour.cluster import EPOCH, Job, Scripted
@@ -115,7 +116,9 @@ class Place:
 
     def _take(self, body: bytes) -> str:
         """As on a stream that the node has opened that the body names."""
-        stream = Stream(self.door.server(), self.door, Nowhere(), "127.0.0.1", None)
+        client = Connection(self.door.server())
+        client.transport, client.remote = Nowhere(), "127.0.0.1"
+        stream = Stream(client, self.door)
         stream.is_open = True
         try:
             stream.node = msgspec.msgpack.decode(body, type=Named).node
@@ -124,7 +127,7 @@ class Place:
         try:
             assert self.door.take_frame(stream, REPORT, body) is None
         except FrameError as error:
-            stream.end(*error.args)
+            stream.refuse(*error.args)
             return str(error.args[0])
         return "taken"
 

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from slurm_watchdog.agent.collectors.collector import JOB_ID
-from slurm_watchdog.agent.metrics import AgentMetrics
+from slurm_watchdog.agent.metrics import JOB_ID, AgentMetrics
 from slurm_watchdog.base.loop import Isolated
 from slurm_watchdog.cli.status import frame, screen
 from slurm_watchdog.cli.terminal import STYLES, clean

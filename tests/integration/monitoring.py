@@ -12,6 +12,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.integration import packages
+from tests.rig.cluster import Cluster
 
 
 def ensure_prometheus() -> None:
@@ -65,6 +67,46 @@ class Service:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+class Textfiles:
+    """In place of node_exporter's textfile collector: serves what the agent of each node writes, on a port each."""
+
+    DIRECTORY = Path("/run/slurm-watchdog-agent/metrics")
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._servers = []
+        self.targets: dict[str, str] = {}  # Node -> host and port.
+        for node in cluster.nodes:
+            directory = cluster.node_path(node, self.DIRECTORY)
+            directory.mkdir(parents=True, exist_ok=True)
+            directory.chmod(0o777)
+            server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Textfile, directory))
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            self._servers.append(server)
+            self.targets[node] = f"127.0.0.1:{server.server_port}"
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
+
+
+class _Textfile(BaseHTTPRequestHandler):
+    def __init__(self, metrics: Path, *request: Any) -> None:
+        self.metrics = metrics
+        super().__init__(*request)
+
+    def do_GET(self) -> None:
+        files = sorted(self.metrics.glob("*.prom"))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.end_headers()
+        for file in files:
+            self.wfile.write(file.read_bytes())
+
+    def log_message(self, format: str, *words: object) -> None:
+        pass
 
 
 class Prometheus(Service):

@@ -18,7 +18,7 @@ class ReportingWatchdog(Watchdog):
     """A watchdog whose agents write their reports down."""
 
     def __init__(self, cluster: Cluster) -> None:
-        super().__init__(cluster, mode="observe", settings={"agent": {"metrics_listen": ""}}, nodes=("n1", "n2"))
+        super().__init__(cluster, mode="observe", settings={"agent": {"metrics_directory": ""}}, nodes=("n1", "n2"))
 
     def start_agent(self, node: str, *words: str, stdout: IO[bytes] | None = None) -> None:
         with self._reports(node).open("ab") as reports:

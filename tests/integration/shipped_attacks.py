@@ -179,7 +179,9 @@ socketserver.ThreadingTCPServer(("10.78.0.1", 9765), Server).serve_forever()
 CREDULOUS: Final = (
     "change agent/delivery/munge_connection.py 's/or not incoming.is_of.*:$/or not incoming.mac(OPENED):/'"
     " && change agent/proc/job_membership.py 's/owners.get(claimed.job_id) == process.uid/claimed.job_id in owners/'"
-    r" && change controller/state/node_ownership.py '/^def _is_of_job/a\    return True'"
+    r" && change controller/state/door.py '/^def _is_of_job/a\    return True'"
 )
 """An agent that believes any answer, and any claim; and a controller that believes both."""
-WARY: Final = "restore agent/delivery/munge_connection.py; restore agent/proc/job_membership.py; restore controller/state/node_ownership.py"
+WARY: Final = (
+    "restore agent/delivery/munge_connection.py; restore agent/proc/job_membership.py; restore controller/state/door.py"
+)

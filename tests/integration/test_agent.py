@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from slurm_watchdog.agent.agent import Agent
-from slurm_watchdog.agent.reload.settings import settings_of
+from slurm_watchdog.agent.settings import settings_of
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.model.kill_switch import compose_line
@@ -410,7 +410,7 @@ def look(cluster: Cluster, node: str) -> Report:
     """What `agent --once --json` says on a node."""
     program = (
         "import sys; from slurm_watchdog.config.loading import parse_config; from slurm_watchdog.agent.service import run_agent; "
-        "from slurm_watchdog.agent.reload.settings import settings_of; "
+        "from slurm_watchdog.agent.settings import settings_of; "
         "config = settings_of(parse_config('agent: {node_name: %s}' % sys.argv[1])); "
         "sys.exit(run_agent(config, once=True, as_json=True))"
     )

@@ -87,8 +87,8 @@ class Endurance:
         from slurm_watchdog.agent.delivery.sender import Sender, Spool
         from slurm_watchdog.agent.delivery.stream import Controllers, TcpController
         from slurm_watchdog.agent.metrics import AgentMetrics
-        from slurm_watchdog.agent.reload.settings import Settings
         from slurm_watchdog.agent.service import Service
+        from slurm_watchdog.agent.settings import Settings
         from slurm_watchdog.base import clock, loop
         from slurm_watchdog.config.agent import Agent as AgentSettings
         from slurm_watchdog.config.agent import Security
@@ -101,7 +101,7 @@ class Endurance:
             agent=AgentSettings(
                 node_name="n1",
                 interval=INTERVAL_S,
-                metrics_listen="",
+                metrics_directory="",
                 # Children live in real time: what a deadline of ten seconds would be, is over after two jumps.
                 probe_deadline=3600.0,
                 state_directory=str(place),
@@ -200,7 +200,7 @@ class Trace:
 
 def fill_caches() -> None:
     """What is bounded is at its bound before anything is measured: what grows after it has no bound."""
-    from slurm_watchdog.wire.redact_values import REMEMBERED, mask_words
+    from slurm_watchdog.base.redact import REMEMBERED, mask_words
 
     for number in range(REMEMBERED):
         mask_words(f"/scratch/a/user/runs/{number:040}/rank.log")

@@ -44,7 +44,7 @@ GRACE_S = 3.0
 LIFETIME_S = 5.0
 SAVE_INTERVAL = 5
 SETTINGS: dict[str, dict[str, Any]] = {
-    "agent": {"mount_probe_interval": "1s", "orphan_grace": f"{GRACE_S:g}s", "metrics_listen": ""},
+    "agent": {"mount_probe_interval": "1s", "orphan_grace": f"{GRACE_S:g}s", "metrics_directory": ""},
 }
 
 pytestmark = [

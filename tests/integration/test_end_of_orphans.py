@@ -27,7 +27,7 @@ WAIT_S = 300.0
 USER = rights.USER
 NODE = "n1"
 SETTINGS: dict[str, dict[str, Any]] = {
-    "agent": {"metrics_listen": "", "orphan_grace": "2s", "interval": "500ms"},
+    "agent": {"metrics_directory": "", "orphan_grace": "2s", "interval": "500ms"},
     "policy": {
         "max_drained_nodes": 3,
         "drained_percent": 100.0,

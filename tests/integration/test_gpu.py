@@ -7,11 +7,9 @@ import json
 import os
 import select
 import shutil
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +17,7 @@ import msgspec
 import pytest
 
 from slurm_watchdog.agent.gpu import reader as gpu_reader
+from slurm_watchdog.agent.metrics import FILE
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import Gpu
 from slurm_watchdog.model.report import Report
@@ -229,13 +228,13 @@ def test_a_node_without_driver_is_asked_seldom_and_is_no_problem(
 class Watcher:
     """The agent as a process of its own, and the reports that it writes."""
 
-    def __init__(self, directory: Path, environment: dict[str, str], port: int):
+    def __init__(self, directory: Path, environment: dict[str, str]):
         config = directory / "config.yaml"
         config.write_text(
-            f"agent: {{node_name: n1, probe_deadline: 1s, interval: 300ms, metrics_listen: '127.0.0.1:{port}',"
-            " controller_url: 'http://127.0.0.1:9', give_up_after: 1h}\n"
+            f"agent: {{node_name: n1, probe_deadline: 1s, interval: 300ms, metrics_directory: {directory}/metrics,"
+            f" state_directory: {directory}/state, controller_url: 'http://127.0.0.1:9', give_up_after: 1h}}\n"
         )
-        self.port = port
+        self.file = directory / "metrics" / FILE
         start = "from slurm_watchdog.cli.main import main; main()"
         command = [sys.executable, "-c", start, "agent", "--config", str(config)]
         self.once = [*command, "--once"]
@@ -261,10 +260,10 @@ class Watcher:
         pytest.fail(f"not within 40 reports; the last: {report}")
 
     def metrics(self, *wanted: str) -> str:
-        """What /metrics says as soon as all of `wanted` stands there: a tick may fall between two looks."""
-        for _ in range(40):
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
-                text = str(answer.read().decode())
+        """The agent's metrics as soon as all of `wanted` are there: they are written now and then."""
+        text = ""
+        for _ in range(100):
+            text = self.file.read_text() if self.file.exists() else ""
             if all(line in text for line in wanted):
                 return text
             self.report()
@@ -276,17 +275,10 @@ class Watcher:
 
 
 @pytest.fixture
-def watcher(library: Path, scenario: Scenario, tmp_path: Path, free_port: int) -> Iterator[Watcher]:
-    watcher = Watcher(tmp_path, {**scenario.environment, "LD_LIBRARY_PATH": str(library.parent)}, free_port)
+def watcher(library: Path, scenario: Scenario, tmp_path: Path) -> Iterator[Watcher]:
+    watcher = Watcher(tmp_path, {**scenario.environment, "LD_LIBRARY_PATH": str(library.parent)})
     yield watcher
     watcher.close()
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def nvml_hangs(report: Report) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.monitoring import Prometheus, ensure_prometheus
+from tests.integration.monitoring import Prometheus, Textfiles, ensure_prometheus
 from tests.rig.cards import SimulatedCards
 from tests.rig.cluster import Cluster
 from tests.rig.stack import PORT, Watchdog, train_script
@@ -22,7 +22,6 @@ pytest.importorskip("grafana_foundation_sdk", reason="its releases need Python 3
 from tools.docs.grafana import MAY_BE_EMPTY
 
 DASHBOARDS = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards"
-AGENT_PORT = 9766
 
 pytestmark = [
     pytest.mark.thorough,
@@ -68,8 +67,8 @@ def test_every_panel_shows_data_on_a_cluster_with_a_hang(
     cluster: Cluster, cards: SimulatedCards, tmp_path: Path
 ) -> None:
     ensure_prometheus()
-    settings: dict[str, dict[str, Any]] = {"agent": {"metrics_listen": f"0.0.0.0:{AGENT_PORT}"}}
-    nodes = {node: f"{cluster.layout.address(node)}:{AGENT_PORT}" for node in cluster.nodes}
+    textfiles = Textfiles(cluster)
+    nodes = textfiles.targets
     targets = {"controller": [f"{cluster.controller_address}:{PORT}"], "agent": list(nodes.values())}
     faults = cluster.shared / "faults"
     faults.mkdir(exist_ok=True)
@@ -80,7 +79,7 @@ def test_every_panel_shows_data_on_a_cluster_with_a_hang(
     job = cluster.sbatch(train_script(cluster, options), "-N2", f"--output={cluster.shared}/job-%j.out")
     cluster.wait_for_job_state(job, "RUNNING")
     time.sleep(2)
-    with Watchdog(cluster, mode="observe", settings=settings, agent_env=cards.environment) as watchdog:
+    with Watchdog(cluster, mode="observe", agent_env=cards.environment) as watchdog:
         prometheus = Prometheus(tmp_path, targets)
         try:
             watchdog.wait_for(lambda: watchdog.step(job) > 15, 60, "the job to make steps")
@@ -124,3 +123,4 @@ def test_every_panel_shows_data_on_a_cluster_with_a_hang(
                     prometheus.wait_for(lambda query=query: prometheus.query(query), 300, title)
         finally:
             prometheus.close()
+            textfiles.close()

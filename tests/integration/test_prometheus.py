@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.monitoring import Alertmanager, Prometheus, Receivers, ensure_prometheus
+from tests.integration.monitoring import Alertmanager, Prometheus, Receivers, Textfiles, ensure_prometheus
 from tests.rig.cluster import Cluster
 from tests.rig.stack import PORT, Watchdog, train_script
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "prometheus"
-AGENT_PORT = 9766
 
 
 @pytest.fixture(autouse=True)
@@ -43,22 +42,28 @@ def test_every_alert_fires_where_it_should_and_nowhere_else() -> None:
 
 
 @pytest.fixture
+def textfiles(cluster: Cluster) -> Iterator[Textfiles]:
+    textfiles = Textfiles(cluster)
+    yield textfiles
+    textfiles.close()
+
+
+@pytest.fixture
 def watchdog(cluster: Cluster) -> Iterator[Watchdog]:
-    settings = {"agent": {"metrics_listen": f"0.0.0.0:{AGENT_PORT}"}}
-    with Watchdog(cluster, mode="observe", settings=settings) as watchdog:
+    with Watchdog(cluster, mode="observe") as watchdog:
         yield watchdog
 
 
 @pytest.mark.thorough
 def test_a_hang_reaches_the_pager_and_every_series_passes_the_lint(
-    cluster: Cluster, watchdog: Watchdog, tmp_path: Path
+    cluster: Cluster, textfiles: Textfiles, watchdog: Watchdog, tmp_path: Path
 ) -> None:
     receivers = Receivers()
     routing = (SHIPPED / "alertmanager.example.yaml").read_text().replace("http://localhost:8081", receivers.url)
     alertmanager = Alertmanager(tmp_path, re.sub(r"group_wait: \d+s", "group_wait: 1s", routing))
     rules = tmp_path / "alerts.yaml"
     rules.write_text(re.sub(r"for: \d+m$", "for: 2s", (SHIPPED / "alerts.yaml").read_text(), flags=re.MULTILINE))
-    agents = [f"{cluster.layout.address(node)}:{AGENT_PORT}" for node in cluster.nodes]
+    agents = list(textfiles.targets.values())
     targets = {"controller": [f"{cluster.controller_address}:{PORT}"], "agent": agents}
     prometheus = Prometheus(tmp_path, targets, rules, alertmanager.address)
     try:

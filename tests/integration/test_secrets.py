@@ -26,6 +26,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.agent.metrics import FILE
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.notify.dispatcher import make_notifier
@@ -178,7 +179,7 @@ def test_a_secret_is_in_no_argument_environment_log_metric_journal_trace_bundle_
     ports = [free_port() for _ in range(3)]
     config = place / "config.yaml"
     config.write_text(f"""
-agent: {{controller_url: 'https://localhost:{ports[0]}', node_name: n1, interval: 1s, metrics_listen: '127.0.0.1:{ports[1]}', state_directory: {place}/agent, give_up_after: 1h}}
+agent: {{controller_url: 'https://localhost:{ports[0]}', node_name: n1, interval: 1s, metrics_directory: {place}/metrics, state_directory: {place}/agent, give_up_after: 1h}}
 controller: {{listen: '127.0.0.1:{ports[0]}', page_listen: '127.0.0.1:{ports[2]}', socket: {place}/socket, state_directory: {place}/state}}
 security: {{tls_directory: {tls}, page_token_file: {page}}}
 notify:
@@ -196,7 +197,7 @@ notify:
     agent = planted.start("agent", "agent", "--config", str(config))
     planted.look_at_processes("at the start")
     until(
-        lambda: b'outcome="sent"} ' in fetch(f"http://127.0.0.1:{ports[1]}/metrics"),
+        lambda: (written := place / "metrics" / FILE).exists() and b'outcome="sent"} ' in written.read_bytes(),
         "no report was taken: " + logs(place),
     )
     until(lambda: {path.split("/")[1] for path in echo.asked} >= {"api", "hook"}, "no message was tried")
@@ -223,8 +224,7 @@ notify:
     os.kill(agent.pid, signal.SIGHUP)
     time.sleep(3)
     planted.look_at_processes("later")
-    for name in ("controller", "agent"):
-        planted.seen[f"metrics of the {name}"] = fetch(f"http://127.0.0.1:{ports[1]}/metrics")
+    planted.seen["metrics of the agent"] = (place / "metrics" / FILE).read_bytes()
     planted.run("status", "--config", str(config), "--json")
     planted.run("incidents", "--config", str(config), "--json")
     planted.run("explain", "i1", "--config", str(config), "--json")

@@ -344,11 +344,8 @@ def node() -> Any:
 
 def itself() -> Any:
     slow = {
-        whose: f"histogram_quantile(0.99, sum by (le) (rate({W}{name}_bucket[5m])))"
-        for whose, name in (
-            ("agents", "agent_tick_duration_seconds"),
-            ("controller", "tick_duration_seconds"),
-        )
+        "agents": f"quantile(0.99, {W}agent_tick_seconds)",
+        "controller": f"histogram_quantile(0.99, sum by (le) (rate({W}tick_duration_seconds_bucket[5m])))",
     }
     return board(
         "itself",
@@ -357,7 +354,7 @@ def itself() -> Any:
         [
             number("since the last judgement", "More than a minute: it is dead.",
             f"time() - {W}controller_last_complete_tick_timestamp_seconds", "s", colours=[(30, "orange"), (60, "red")]),
-            number("agents", "That Prometheus scrapes.", f"count({W}agent_build_info)"),
+            number("agents", "Whose metrics node_exporter serves.", f"count({W}agent_build_info)"),
             number("collectors that fail", "On all nodes: what they would see is unknown.",
             f"count({W}collector_success == 0) or vector(0)", colours=[(1, "orange")]),
             number("children that hang", "On all nodes.", f"count({W}probe_hung) or vector(0)", colours=[(1,

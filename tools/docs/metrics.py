@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurm_watchdog.agent.metrics import DROPPED, PREFIX, AgentMetrics
-from slurm_watchdog.base.loop import Isolated
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.model.report import Report
 
 FILE = Path(__file__).parents[2] / "docs/metrics.md"
 
@@ -23,10 +21,11 @@ HEAD = f"""# Metrics and alerts
 
 Generated from the code by `make docs`.
 
-The controller serves `/metrics` and `/healthz` on `expert.controller.listen`, each agent on `expert.agent.metrics_listen` (the loopback address unless
-you change it). Every name begins with `{PREFIX}`; units are in the names. `gpu_…` also have the labels `gpu_uuid` and `gpu`, `link_…` have `link`,
-`job_…` have `job_id`. No label holds a pid, or what a user wrote. A controller serves at most 20,000 series, an agent 512 of one name; what is left out
-is counted.
+The controller serves `/metrics` and `/healthz` on `expert.controller.listen`. Each agent writes its series to a file every 15 s, and opens no port:
+`node_exporter --collector.textfile.directory=/run/slurm-watchdog-agent/metrics` serves them with the node's own `instance` (the option may be given more
+than once; or link `slurm-watchdog.prom` into the directory that is there). Every name begins with `{PREFIX}`; units are in the names. `gpu_…` also have
+the labels `gpu_uuid` and `gpu`, `job_…` have `job_id`. No label holds a pid, or what a user wrote. A controller serves at most 20,000 series, an agent
+512 of one name; what is left out is counted. Links, memory, pressure: node_exporter's own series.
 
 - [deploy/prometheus](../deploy/prometheus/prometheus.example.yaml): scrape configuration, Alertmanager's, and [alert rules](../deploy/prometheus/alerts.yaml).
   With TLS [Prometheus needs a certificate](authentication.md#tls). `deploy/grafana/dashboards`: cluster, job, node, the watchdog itself.
@@ -53,7 +52,7 @@ class Example(NamedTuple):
     found: Mapping[str, float]
 
 
-GPU_JOB = 'slurm_watchdog_gpu_job{gpu_uuid="GPU-1",gpu="0",job_id="7",rank="3",instance="n1:9766"}'
+GPU_JOB = 'slurm_watchdog_gpu_job{gpu_uuid="GPU-1",gpu="0",job_id="7",rank="3",instance="n1:9100"}'
 EXAMPLES = (
     Example(
         "The temperature that DCGM measures, with the job and the rank that use the GPU",
@@ -61,7 +60,7 @@ EXAMPLES = (
         'max by (gpu_uuid) (label_replace(DCGM_FI_DEV_GPU_TEMP, "gpu_uuid", "$1", "UUID", "(.+)"))',
         {GPU_JOB: 1, 'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-1",gpu="0",Hostname="n1"}': 71,
          'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-2",gpu="1",Hostname="n1"}': 30},
-        {'{gpu_uuid="GPU-1",gpu="0",job_id="7",rank="3",instance="n1:9766"}': 71},
+        {'{gpu_uuid="GPU-1",gpu="0",job_id="7",rank="3",instance="n1:9100"}': 71},
     ),
     Example(
         "Ranks whose GPU is busy while their job makes no step: they wait in a collective, or turn in vain",
@@ -71,7 +70,7 @@ EXAMPLES = (
         {GPU_JOB: 1, 'DCGM_FI_DEV_GPU_UTIL{UUID="GPU-1"}': 100,
          'slurm_watchdog_job_progress_age_seconds{job_id="7",instance="c"}': 600,
          'slurm_watchdog_job_stall_limit_seconds{job_id="7",instance="c"}': 90},
-        {'{gpu_uuid="GPU-1",gpu="0",job_id="7",rank="3",instance="n1:9766"}': 100},
+        {'{gpu_uuid="GPU-1",gpu="0",job_id="7",rank="3",instance="n1:9100"}': 100},
     ),
     Example(
         "Memory of the jobs that hang, by slurm-job-exporter, whose label is `slurmjobid`",
@@ -95,13 +94,9 @@ EXAMPLES = (
 
 
 def agent_metrics() -> list[Metric]:
-    """What an agent may serve."""
-    metrics = AgentMetrics()
-    metrics.update(Report(node="n", boot_id="b", agent_id="a", sequence=1), Isolated(), 0)
-    text = metrics.render().decode()
-    histograms = re.findall(rf"^# TYPE {PREFIX}(\w+) histogram$", text, re.MULTILINE)
-    found = [Metric(each.name, each.kind, each.labels, each.help) for each in (*metrics.families(), DROPPED)]
-    return [*found, *(Metric(name, "histogram", (), _help(text, name)) for name in histograms)]
+    """What an agent may write."""
+    found = (*AgentMetrics().families(), DROPPED)
+    return [Metric(each.name, each.kind, each.labels, each.help) for each in found]
 
 
 def _help(text: str, name: str) -> str:
@@ -130,18 +125,18 @@ def series() -> dict[str, Metric]:
     return {metric.name: metric for metric in (*agent_metrics(), *controller_metrics())}
 
 
-IMPLIED = {"gpu": ("gpu_uuid", "gpu"), "link": ("link",), "job": ("job_id",)}
+IMPLIED = {"gpu": ("gpu_uuid", "gpu"), "job": ("job_id",)}
 """First word of a name -> labels that all series with it have; the page says so once."""
-NAMED_ONLY = ("gpu_", "link_")
-"""Their names say it all; the whole sentence is in /metrics."""
+NAMED_ONLY = ("gpu_",)
+"""Their names say it all; the whole sentence is beside the series."""
 PLAIN = """
-actions_total agent_build_info agent_reports_total agent_series_dropped agent_tick_duration_seconds
-build_info certificate_expiry_timestamp_seconds checkpoint_age_seconds checkpoint_step checkpoint_writing
+actions_total agent_build_info agent_reports_total agent_series_dropped
+build_info certificate_expiry_timestamp_seconds checkpoint_age_seconds
 collector_duration_seconds collector_success controller_epoch decisions_total incidents_total job_operation
-job_phase job_progress_age_seconds job_step job_step_seconds log_events_dropped_total log_lag_bytes
-log_skipped_bytes_total lost_work_seconds_total nodes notifications_oldest_age_seconds notifications_total
-notifications_waiting nvml_driver_seconds probes refused_connections_total
-reports_total restarted_gpus_total slurm_requests_total spool_bytes supervisor_spare_nodes supervisor_starts
+job_phase job_progress_age_seconds job_step job_step_seconds log_lag_bytes
+lost_work_seconds_total nodes notifications_oldest_age_seconds notifications_total
+notifications_waiting nvml_driver_seconds refused_connections_total
+reports_total restarted_gpus_total slurm_requests_total spool_bytes
 tick_duration_seconds ticks_total
 """
 """As NAMED_ONLY, by their whole name."""
@@ -167,14 +162,14 @@ def table(metrics: Iterable[Metric]) -> list[str]:
 def write() -> str:
     """The whole page."""
     agent = agent_metrics()
-    named = [", ".join(shown(each) for each in sorted(agent) if each.name.startswith(word)) for word in NAMED_ONLY]
+    named = ", ".join(shown(each) for each in sorted(agent) if each.name.startswith(NAMED_ONLY))
     parts = [
         HEAD,
         "## The controller's series\n",
         *table(controller_metrics()),
         "\n## Each agent's series\n",
         *table(agent),
-        f"\nOf each GPU, no value where it does not answer: {named[0]}.\n\nOf each link: {named[1]}.",
+        f"\nOf each GPU, no value where it does not answer: {named}.",
         "\n## Joins with other exporters\n",
         "By `gpu_uuid` with dcgm-exporter (`DCGM_FI_DEV_*`, label `UUID`), by `job_id` with an exporter of Slurm's jobs.",
     ]

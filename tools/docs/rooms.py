@@ -20,7 +20,7 @@ ORDER = (
     "parse", "parse/kernel_log", "parse/stacks", "parse/training_log", "wire",
     "diagnose/stacks", "analysis", "diagnose/kernel_log", "diagnose/logs", "diagnose", "detect", "config",
     "agent/proc", "agent/workers", "agent/gpu", "agent/processes", "agent/files", "agent/logs",
-    "agent/checkpoints", "agent/collectors", "agent/delivery", "agent/evidence", "agent/helper", "agent/reload",
+    "agent/checkpoints", "agent/collectors", "agent/delivery", "agent/evidence", "agent/helper",
     "agent",
     "journal", "controller/state", "controller/incidents", "controller/actions/ladder", "controller/policy",
     "notify", "controller/health",

@@ -47,7 +47,10 @@ PART = {
     parts.CONTROLLER: "On top of slurm-watchdog, for management and login nodes and for `run` on\n"
     " one's own: the command line, and the controller.",
 }
-OWN = {parts.NODE: "/var/lib/slurm-watchdog-agent", parts.CONTROLLER: "/var/lib/slurm-watchdog"}
+OWN = {
+    parts.NODE: "/var/lib/slurm-watchdog-agent /run/slurm-watchdog-agent",
+    parts.CONTROLLER: "/var/lib/slurm-watchdog",
+}
 """What a purge removes besides the configuration."""
 
 

@@ -1,20 +1,15 @@
-"""The agent's /metrics: what Prometheus' own parser reads from it, what is never a label, and that nobody can
-hold it up."""
+"""The agent's metrics: what Prometheus' own parser reads from the file, what is never a label, and when it is written."""
 
 from __future__ import annotations
 
-import socket
-import time
-import urllib.request
-from collections.abc import Iterator
+import os
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from slurm_watchdog.agent.collectors.collector import job_label
-from slurm_watchdog.agent.collectors.gpu import GPU_VALUES
-from slurm_watchdog.agent.metrics import MAX_REQUEST, MAX_ROWS, AgentMetrics, probe_label, serve
+from slurm_watchdog.agent.metrics import GPU_VALUES, MAX_ROWS, WRITE_S, AgentMetrics, job_label, probe_label
 from slurm_watchdog.base.loop import Isolated
 from slurm_watchdog.model.observations import (
     Blocked,
@@ -55,7 +50,7 @@ def read(metrics: AgentMetrics) -> dict[str, list[tuple[dict[str, str], float]]]
 
 
 def told(*reports: Report, seen: Isolated | None = None, spool_bytes: int = 0) -> AgentMetrics:
-    metrics = AgentMetrics(lambda: {"idle": 2, "busy": 0, "hung": 1}, lambda: 0.004)
+    metrics = AgentMetrics(node="n1")
     for report in reports:
         metrics.update(report, seen or Isolated(), spool_bytes)
     return metrics
@@ -66,16 +61,6 @@ def process(job_id: str, rank: int | None, seconds: float | None) -> Process:
     return Process(
         pid=1, start_ticks=1, job_id=job_id, role=Role.RANK, comm="x", state="D", uid=0, rank=rank, blocked=blocked
     )  # fmt: skip
-
-
-def xid(source: str, number: int = 79, **more: object) -> NodeEvent:
-    fields: dict[str, object] = {
-        "source": source,
-        "name": "xid",
-        "severity": FaultSeverity.CRITICAL,
-        "age_s": 0.0,
-    }
-    return NodeEvent(**{**fields, "xid": number, **more})  # type: ignore[arg-type]
 
 
 def test_before_the_first_tick_there_are_the_agents_own_series_only() -> None:
@@ -90,7 +75,6 @@ def test_every_value_of_a_gpu_is_a_series() -> None:
         assert found[f"gpu_{name}"] == [(LABELS0, float(getattr(GPU0, field) or 0))]
     assert [labels["reason"] for labels, _ in found["gpu_throttle_reason"]] == ["sw_power_cap", "hw_slowdown"]
     assert found["gpu_orphans"] == [(LABELS0, 0.0)]
-    assert found["nvml_driver_seconds"] == [({}, 0.004)]
 
 
 def test_a_gpu_that_does_not_answer_has_no_value_not_its_last_one() -> None:
@@ -125,46 +109,21 @@ def test_the_series_of_processes_children_mounts_and_collectors() -> None:
     assert found["collector_duration_seconds"][0] == ({"collector": "process"}, 0.002)
     assert found["agent_reports_total"] == [({"outcome": "sent"}, 2.0)]
     assert found["spool_bytes"] == [({}, 77.0)]
-    assert found["probes"][2] == ({"state": "hung"}, 1.0)
     assert found["ticks_total"] == [({}, 2.0)]
-    assert found["agent_tick_duration_seconds_count"] == [({}, 2.0)]
-    assert ({"le": "0.005"}, 1.0) in found["agent_tick_duration_seconds_bucket"]
-    assert found["agent_tick_duration_seconds_sum"][0][1] == pytest.approx(2.004)
-
-
-def test_one_fault_that_two_sources_tell_is_one_fault() -> None:
-    first = replace(
-        EMPTY,
-        gpus=(GPU0,),
-        node_events=(
-            xid("kernel_log", pci_bus_id="0000:c1:00.0"), xid("nvml", gpu_uuid="GPU-0"),
-            xid("kernel_log", 13, pci_bus_id="0000:c1:00.0", repeats=4), xid("nvml", 31, gpu_uuid="GPU-9"),
-        ),
-    )  # fmt: skip
-    second = replace(EMPTY, gpus=(GPU0,), node_events=(xid("nvml", gpu_uuid="GPU-0"),))
-    assert read(told(first, second))["gpu_xid_total"] == [
-        ({**LABELS0, "xid": "13"}, 5.0), ({**LABELS0, "xid": "79"}, 2.0), ({"gpu_uuid": "GPU-9", "gpu": "", "xid": "31"}, 1.0),
-    ]  # fmt: skip
+    assert found["agent_tick_seconds"] == [({}, 2.0)]
+    assert found["agent_build_info"][0][0]["node"] == "n1"
 
 
 def test_node_events_are_counted_but_not_those_from_before_the_agents_start() -> None:
     event = NodeEvent(source="kernel_log", name="oom_kill", severity=FaultSeverity.ERROR, age_s=1.0, repeats=2)
-    report = replace(EMPTY, node_events=(event, replace(event, backlog=True)), node_events_dropped=9, events_dropped=4)
+    report = replace(EMPTY, node_events=(event, replace(event, backlog=True)))
     found = read(told(report, EMPTY))
     assert found["node_events_total"] == [({"name": "oom_kill", "severity": "error"}, 3.0)]
-    assert found["node_events_dropped_total"] == [({}, 9.0)]
-    assert found["log_events_dropped_total"] == [({}, 4.0)]
 
 
-def test_bytes_of_logs_that_were_passed_over_add_up_over_files_and_jobs() -> None:
-    def logs(*rows: tuple[str, int, int]) -> Report:
-        return replace(
-            EMPTY, logs=tuple(LogFile(job_id="7", path=path, lag_bytes=lag, skipped_bytes=lost) for path, lag, lost in rows)
-        )  # fmt: skip
-
-    found = read(told(logs(("/a", 5, 100), ("/b", 7, 0)), logs(("/a", 0, 150)), logs(), logs(("/a", 0, 30))))
-    assert found["log_skipped_bytes_total"] == [({}, 180.0)]
-    assert found["log_lag_bytes"] == [({}, 0.0)]
+def test_what_is_not_read_yet_of_all_logs_adds_up() -> None:
+    rows = (LogFile(job_id="7", path="/a", lag_bytes=5), LogFile(job_id="8", path="/b", lag_bytes=7))
+    assert read(told(replace(EMPTY, logs=rows)))["log_lag_bytes"] == [({}, 12.0)]
 
 
 def test_the_newest_checkpoint_of_a_job_counts_whatever_directory_it_lies_in() -> None:
@@ -174,9 +133,7 @@ def test_the_newest_checkpoint_of_a_job_counts_whatever_directory_it_lies_in() -
         Checkpoint(job_id="8", directory="/c"),
     )
     found = read(told(replace(EMPTY, checkpoints=rows)))
-    assert found["checkpoint_step"] == [({"job_id": "7"}, 200.0)]
     assert found["checkpoint_age_seconds"] == [({"job_id": "7"}, 9.0)]
-    assert found["checkpoint_writing"] == [({"job_id": "7"}, 1.0), ({"job_id": "8"}, 0.0)]
 
 
 def test_orphans_are_those_of_whom_it_is_known() -> None:
@@ -212,37 +169,35 @@ def test_no_metric_grows_without_limit() -> None:
     assert found["agent_series_dropped"] == [({}, 30.0)]
 
 
-@pytest.fixture
-def served() -> Iterator[int]:
-    port = serve("127.0.0.1", 0, told(replace(EMPTY, gpus=(GPU0,))).render)
-    assert port is not None
-    yield port
+def test_the_file_is_written_now_and_then_for_everybody_to_read_and_goes_with_the_agent(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        metrics = AgentMetrics(str(tmp_path / "metrics"))
+        metrics.count_tick(0.004)
+        metrics.write(100.0)
+    finally:
+        os.umask(before)
+    file = tmp_path / "metrics/slurm-watchdog.prom"
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o644, 0o755)
+    assert "slurm_watchdog_agent_tick_seconds 0.004\n" in file.read_text()
+    metrics.count_tick(0.5)
+    metrics.write(100.0 + WRITE_S - 1)
+    assert "slurm_watchdog_ticks_total 1\n" in file.read_text()
+    metrics.count_tick(0.002)
+    metrics.write(100.0 + WRITE_S)
+    assert "slurm_watchdog_agent_tick_seconds 0.5\n" in file.read_text(), "the longest since it was written last"
+    assert os.listdir(file.parent) == [file.name]
+    metrics.remove()
+    assert os.listdir(file.parent) == []
+    metrics.remove()
 
 
-def scrape(port: int, path: str = "/metrics") -> tuple[int, str, str]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=180) as answer:
-        return answer.status, answer.headers["Content-Type"], answer.read().decode()
-
-
-def test_prometheus_gets_what_it_asks_for(served: int) -> None:
-    status, content_type, text = scrape(served)
-    assert (status, content_type) == (200, "text/plain; version=0.0.4; charset=utf-8")
-    assert 'slurm_watchdog_gpu_power_watts{gpu_uuid="GPU-0",gpu="0"} 653.25\n' in text
-    with pytest.raises(urllib.error.HTTPError, match="404"):
-        scrape(served, "/secret")
-
-
-@pytest.mark.parametrize("words", [b"", b"GET /met", b"\0" * 50, b"x" * (MAX_REQUEST + 9), b"\r\n\r\n", b"GET\r\n\r\n"])
-def test_a_strange_client_holds_the_next_one_up_for_two_seconds_at_most(served: int, words: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", served)) as strange:
-        strange.sendall(words)
-        began = time.monotonic()
-        assert scrape(served)[0] == 200
-        assert time.monotonic() - began < 4
-
-
-def test_a_port_that_is_taken_is_a_warning_and_no_end(served: int) -> None:
-    assert serve("127.0.0.1", served, AgentMetrics().render) is None
+def test_a_place_that_is_not_there_is_a_warning_and_no_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    metrics = AgentMetrics(str(tmp_path / "a/b"))
+    metrics.write(0.0)
+    metrics.write(WRITE_S)
+    assert caplog.text.count("no metrics are written: ") == 1
+    AgentMetrics("").write(0.0)
 
 
 def test_the_gpus_of_a_job_can_be_joined_with_its_series() -> None:

@@ -1,36 +1,35 @@
-"""SIGHUP at the agent: the file is taken whole or not at all, and what goes over to the next agent is what
-this one knew."""
+"""SIGHUP at the agent: the file is taken whole or not at all; and what one agent leaves is what the next one knows."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-import socket
-from collections.abc import Callable
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses, OrphanMemory
 from slurm_watchdog.agent.logs.open_logs import LogMemory
+from slurm_watchdog.agent.memory import FILE, LIFETIME_S, Memory, MemoryFile
 from slurm_watchdog.agent.proc.entry import Entry, JobMember, JobStep, ProcessFacts, Stat
 from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, SystemCall
 from slurm_watchdog.agent.processes.identity_cache import UnidentifiedProcess
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import ProcessMemory
-from slurm_watchdog.agent.reload.reload import COMMANDS_S, Handover, Reload, read_handover, write_handover
-from slurm_watchdog.agent.reload.settings import NO_CONTROLLER, Settings, settings_of
-from slurm_watchdog.agent.sums import NodeSums, recall
-from slurm_watchdog.agent.validate_config import validate, why_not
-from slurm_watchdog.agent.workers.answer_types import ConfigCheck
-from slurm_watchdog.agent.workers.child import frame
+from slurm_watchdog.agent.reload import COMMANDS_S, DEADLINE_S, Reload
+from slurm_watchdog.agent.settings import NO_CONTROLLER, Settings, settings_of
+from slurm_watchdog.agent.sums import NodeSums
+from slurm_watchdog.agent.validate_config import why_not
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import Follow, WorkerState
-from slurm_watchdog.agent.workers.worker import Answer, InheritedWorker
+from slurm_watchdog.agent.workers.worker import HungWorker, start_of
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.config.loading import parse_config
@@ -40,131 +39,139 @@ from slurm_watchdog.model.report import Report
 from tests.builders.gpu_node import GRACE_S, Node
 from tests.builders.requests import plain_request
 
-MODEST = settings_of(parse_config("agent: {metrics_listen: '', state_directory: ''}"))
+MODEST = settings_of(parse_config("agent: {controller_url: 'http://m:1', state_directory: ''}"))
 
 
 # -- what is refused, and what is taken ------------------------------------------------------------------------
 
 
-class Asked:
-    """In place of the children: keeps what was asked, and answers when the test says."""
+class Place:
+    """A file that is reloaded, and how often certificates were read again."""
 
-    def __init__(self, has_children: bool = True) -> None:
-        self.then: list[Callable[[Answer], None]] = []
-        self.has_children = has_children
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (directory / "bin").mkdir()
+        (directory / "bin/munge").write_text("#!/bin/sh\n")
+        (directory / "bin/munge").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{directory}/bin:{os.environ['PATH']}")
+        self.file, self.secrets = directory / "c.yaml", 0
+        self.write("5s")
+        self.reload = Reload(str(self.file), self.settings(), self._look)
 
-    def ask(
-        self, key: str, request: Any, deadline_s: float, now: float, then: Callable[[Answer[Any]], None], *, idle_s: float
-    ) -> int | None:  # fmt: skip
-        self.then.append(then)
-        return len(self.then) if self.has_children else None
+    def write(self, interval: str, more: str = "") -> None:
+        self.file.write_text(
+            f"agent: {{controller_url: 'http://m:1', interval: {interval}, state_directory: ''}}\n{more}"
+        )
 
-    def answer(self, value: object, error: str | None = None) -> None:
-        self.then[-1](Answer(len(self.then), "config", value, error))
+    def settings(self) -> Settings:
+        return settings_of(parse_config(self.file.read_text()))
 
+    def _look(self) -> None:
+        self.secrets += 1
 
-def reload_of(asked: Asked, secrets: list[str], file: str = "/etc/x.yaml") -> Reload:
-    return Reload(file, MODEST, asked, lambda: secrets.append("read"))  # type: ignore[arg-type]
-
-
-def outcome(text: str) -> ConfigCheck:
-    return ConfigCheck(settings=msgspec.json.encode(settings_of(parse_config(text))).decode())
-
-
-def test_a_file_with_errors_changes_nothing_and_each_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    asked, secrets = Asked(), list[str]()
-    reload = reload_of(asked, secrets)
-    reload.ask(1.0)
-    asked.answer(ConfigCheck(problems=("x.yaml:1: mode: must be", "x.yaml:3: interval")))
-    assert (reload.settings, secrets) == (None, [])
-    assert "x.yaml:1: mode" in caplog.text
-    assert "not taken (2 errors); the one before stays, whole" in caplog.text
+    def settle(self) -> None:
+        """Until there is nothing more to follow."""
+        end = time.monotonic() + 60
+        while self.reload.due_at(0.0) < float("inf"):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+            self.reload.follow(clock.monotonic())
 
 
-@pytest.mark.parametrize("has_children", [True, False])
-def test_a_check_that_does_not_come_off_is_a_refusal(has_children: bool, caplog: pytest.LogCaptureFixture) -> None:
-    asked, secrets = Asked(has_children), list[str]()
-    reload = reload_of(asked, secrets)
-    reload.ask(1.0)
-    if has_children:
-        asked.answer(None, "no answer within 60 s")
-    assert (reload.settings, secrets) == (None, [])
-    assert "the one before stays, whole" in caplog.text
-    reload.ask(2.0)
-    assert len(asked.then) == 2  # and the next one is looked at
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    return Place(tmp_path, monkeypatch)
 
 
-def test_settings_that_are_the_same_take_no_new_start_and_secrets_are_read_again() -> None:
-    asked, secrets = Asked(), list[str]()
-    reload = reload_of(asked, secrets)
-    reload.ask(1.0)
-    asked.answer(outcome("mode: act\nagent: {metrics_listen: '', state_directory: ''}"))
-    assert (reload.settings, secrets) == (None, ["read"])
+def test_a_file_with_errors_changes_nothing_and_each_is_logged(
+    place: Place, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place.file.write_text("mode: obey\nagent: {intervall: 5s}\n")
+    place.reload.ask(clock.monotonic())
+    place.settle()
+    assert (place.reload.settings, place.secrets) == (None, 0)
+    assert "not taken; the one before stays, whole" in caplog.text
+    errors = capfd.readouterr().err
+    assert "c.yaml:1: mode" in errors
+    assert "intervall" in errors
 
 
-def test_a_file_that_was_written_again_while_it_was_checked_is_checked_again() -> None:
-    asked, secrets = Asked(), list[str]()
-    reload = reload_of(asked, secrets)
-    reload.ask(1.0)
-    reload.ask(1.1)
-    reload.ask(1.2)
-    assert len(asked.then) == 1
-    asked.answer(outcome("agent: {interval: 7s}"))
-    assert reload.settings is None
-    assert len(asked.then) == 2
-    asked.answer(outcome("agent: {interval: 8s}"))
-    assert reload.settings is not None
-    assert reload.settings.agent.interval == 8.0
+def test_a_check_that_does_not_end_is_a_refusal(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    os.unlink(place.file)
+    os.mkfifo(place.file)  # whoever reads it waits
+    now = clock.monotonic()
+    place.reload.ask(now)
+    place.reload.follow(now + DEADLINE_S - 1)
+    assert place.reload.due_at(0.0) < float("inf")
+    place.reload.follow(now + DEADLINE_S + 1)
+    assert place.reload.settings is None
+    assert "was not checked within 60 s" in caplog.text
+    os.unlink(place.file)
+    place.write("7s")
+    place.reload.ask(clock.monotonic())
+    place.settle()
+    assert place.reload.settings is not None, "and the next one is looked at"
 
 
-def test_a_new_start_waits_for_commands_under_way_and_not_for_ever() -> None:
-    asked = Asked()
-    reload = reload_of(asked, [])
-    assert not reload.wants_restart(0.0, busy=False)
-    reload.ask(1.0)
-    asked.answer(outcome("agent: {interval: 7s}"))
-    assert not reload.wants_restart(reload.since, busy=True)
-    assert reload.wants_restart(reload.since, busy=False)
-    assert reload.wants_restart(reload.since + COMMANDS_S, busy=True)
+def test_settings_that_are_the_same_take_no_new_start_and_secrets_are_read_again(place: Place) -> None:
+    place.write("5s", "mode: act\n")
+    place.reload.ask(clock.monotonic())
+    place.settle()
+    assert (place.reload.settings, place.secrets) == (None, 1)
+
+
+def test_a_file_that_was_written_again_while_it_was_checked_is_checked_again(place: Place) -> None:
+    place.write("7s")
+    place.reload.ask(clock.monotonic())
+    place.write("8s")
+    place.reload.ask(clock.monotonic())
+    place.settle()
+    assert place.reload.settings is not None
+    assert place.reload.settings.agent.interval == 8.0
+
+
+def test_a_new_start_waits_for_commands_under_way_and_not_for_ever(place: Place) -> None:
+    assert not place.reload.wants_restart(0.0, busy=False)
+    place.write("7s")
+    place.reload.ask(clock.monotonic())
+    place.settle()
+    since = place.reload.since
+    assert not place.reload.wants_restart(since, busy=True)
+    assert place.reload.wants_restart(since, busy=False)
+    assert place.reload.wants_restart(since + COMMANDS_S, busy=True)
 
 
 def test_without_a_file_secrets_alone_are_read_again() -> None:
-    asked, secrets = Asked(), list[str]()
-    reload_of(asked, secrets, file="").ask(1.0)
-    assert (asked.then, secrets) == ([], ["read"])
+    secrets = list[str]()
+    reload = Reload("", MODEST, lambda: secrets.append("read"))
+    reload.ask(1.0)
+    assert (reload.due_at(1.0), secrets) == (float("inf"), ["read"])
 
 
-def test_what_would_keep_an_agent_from_working_is_found_before(tmp_path: Path) -> None:
+def test_what_would_keep_an_agent_from_working_is_found_before(place: Place, tmp_path: Path) -> None:
     def of(text: str) -> Settings:
         return settings_of(parse_config(text))
 
-    assert why_not(of("agent: {metrics_listen: '', state_directory: ''}"), MODEST) == [NO_CONTROLLER]
-    tls = f"security: {{tls_directory: {tmp_path}}}\nagent: {{controller_url: 'https://m:1', metrics_listen: ''}}"
-    assert why_not(of(tls), MODEST)[0].startswith("expert.security.tls_directory: ")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        there = of(f"agent: {{controller_url: 'http://m:1', metrics_listen: '127.0.0.1:{port}', state_directory: ''}}")
-        assert "in use" in why_not(there, MODEST)[0]
-        assert why_not(there, there) == []  # its own port is its own
-
-
-def test_a_look_gives_settings_or_every_error(tmp_path: Path) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text("mode: obey\nagent: {intervall: 5s}\n")
-    found = validate(str(file), MODEST)
-    assert len(found.problems) == 2
-    assert found.settings == ""
-    file.write_text("agent: {controller_url: 'http://m:1', interval: 9s, metrics_listen: '', state_directory: ''}\n")
-    assert '"interval":9.0' in validate(str(file), MODEST).settings
+    assert why_not(of("agent: {state_directory: ''}")) == [NO_CONTROLLER]
+    tls = f"security: {{tls_directory: {tmp_path}}}\nagent: {{controller_url: 'https://m:1'}}"
+    assert why_not(of(tls))[0].startswith("expert.security.tls_directory: ")
+    assert why_not(place.settings()) == []
+    (tmp_path / "bin/munge").unlink()
+    os.environ["PATH"] = f"{tmp_path}/bin"  # put back with the fixture
+    assert "munge is not installed" in why_not(place.settings())[0]
 
 
 # -- what goes over --------------------------------------------------------------------------------------------
 
 
+def over(memory: Memory, directory: Path, later_s: float = 1.0, boot_id: str = "b") -> Memory:
+    """What the next agent has of what one leaves."""
+    MemoryFile(str(directory), "b", "n1").write(memory, 100.0)
+    found = MemoryFile(str(directory), boot_id, "n1").take(100.0 + later_s)
+    return replace(found, boot_id="", node="", written_at=0.0)
+
+
 def test_all_that_an_agent_knew_comes_back_as_it_was_odd_names_included(
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     odd = b"/scratch/\xff\xfe.log".decode(errors="surrogateescape")
     known = ProcessFacts(
@@ -186,18 +193,18 @@ def test_all_that_an_agent_knew_comes_back_as_it_was_odd_names_included(
     )
     jobs = JobsHere(awaiting_checkpoints={"4"})
     jobs.hear((JobWatch(job_id="4", uid=1000, restarts=0),), ("4",), 98.0)
-    handover = Handover(
-        children=(
-            InheritedWorker(
+    memory = Memory(
+        kernel_log=7,
+        hung=(
+            HungWorker(
                 key=f"files:{odd}:1000",
                 uid=1000,
-                fd=9,
-                request=4,
                 asked_at=1.0,
                 deadline=2.0,
                 hung=True,
-                born=True,
-                inbox=b"\x00\xff",
+                pid=9,
+                start_ticks=90,
+                helped=True,
             ),
         ),
         reports=(Waiting(5.0, 3, b'{"a":1}'),),
@@ -215,16 +222,62 @@ def test_all_that_an_agent_knew_comes_back_as_it_was_odd_names_included(
         commands=("c1",),
         controller_id="k",
     )
-    assert read_handover(write_handover(handover)) == handover
+    assert over(memory, tmp_path) == memory
     assert caplog.text == ""
 
 
-def test_what_is_no_handover_is_a_start_like_any_other(caplog: pytest.LogCaptureFixture) -> None:
-    fd = os.memfd_create("x", 0)
-    os.write(fd, b'{"children": 7, "commands": ["c1"], "jobs": {"watch": []}}')
-    os.lseek(fd, 0, os.SEEK_SET)
-    assert read_handover(fd) == Handover(commands=("c1",)), "no command is done twice for what else has another form"
-    assert caplog.text.count("starts without that") == 2
+def test_what_one_agent_left_counts_once_and_on_the_same_boot_of_the_same_node(tmp_path: Path) -> None:
+    memory = Memory(kernel_log=7, commands=("c1",))
+    assert over(memory, tmp_path) == memory
+    assert MemoryFile(str(tmp_path), "b", "n1").take(102.0).commands == ()
+    assert over(memory, tmp_path, boot_id="other") == Memory() == over(memory, tmp_path, boot_id="")
+    assert MemoryFile(str(tmp_path), "b", "n2").take(101.0) == Memory()
+    assert MemoryFile("", "b", "n1").take(101.0) == Memory()
+
+
+def test_of_what_is_old_the_position_in_the_kernel_log_alone_counts(tmp_path: Path) -> None:
+    memory = Memory(kernel_log=7, commands=("c1",))
+    assert over(memory, tmp_path, LIFETIME_S + 1) == Memory(kernel_log=7)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "garbage", "{", "[]", "null", "3", "[" * 4000, "\x00", '{"boot_id": "b"}', '{"boot_id": "b", "node": "n1", "kernel_log": "7"}',
+     '{"boot_id": "b", "node": "n1", "kernel_log": -7}', '{"boot_id": "b", "node": "n1", "kernel_log": true}',
+     '{"boot_id": "b", "node": "n1", "kernel_log": 1e300}', '{"boot_id": "other", "node": "n1", "kernel_log": 1}'],
+)  # fmt: skip
+def test_what_is_no_memory_is_a_start_like_any_other(text: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(text)
+    found = MemoryFile(str(tmp_path), "b", "n1").take(1.0)
+    assert replace(found, boot_id="", node="") == Memory()
+
+
+def test_a_part_that_another_release_wrote_differently_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = {"boot_id": "b", "node": "n1", "hung": 7, "commands": ["c1"], "jobs": {"watch": []}}
+    (tmp_path / FILE).write_text(json.dumps({**text, "sums": {"processes": {"3": {"of": "another release"}}}}))
+    found = MemoryFile(str(tmp_path), "b", "n1").take(1.0)
+    assert found.commands == ("c1",), "no command is done twice for what else has another form"
+    assert (found.hung, found.sums) == ((), NodeSums())
+    assert caplog.text.count("starts without that") == 3
+
+
+def test_the_file_is_replaced_in_one_step_for_no_other_eyes_and_no_link_is_followed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, victim = MemoryFile(str(tmp_path / "new"), "b", "n1"), tmp_path / "victim"
+    file.write(Memory(kernel_log=1), 1.0)
+    assert Path(file.path).stat().st_mode & 0o777 == 0o600
+    victim.write_text("precious")
+    Path(f"{file.path}.new").symlink_to(victim)
+    file.write(Memory(kernel_log=2), 2.0)
+    assert victim.read_text() == "precious"
+    assert file.take(3.0).kernel_log == 2
+    broken = MemoryFile(str(victim), "b", "n1")
+    broken.write(Memory(), 1.0)
+    broken.write(Memory(), 1.0)
+    assert caplog.text.count("cannot be written") == 1
 
 
 def test_reports_that_wait_go_over_within_the_bounds_of_the_new_spool() -> None:
@@ -237,55 +290,52 @@ def test_reports_that_wait_go_over_within_the_bounds_of_the_new_spool() -> None:
     assert ([each.sequence for each in after.left()], after.size, after.dropped) == ([2, 3, 4], 30, 2)
 
 
-def test_a_child_that_hangs_goes_over_keeps_its_age_and_is_not_replaced_until_it_returns(
+def wait_in_d(args: object, worker: WorkerState) -> None:
+    """In place of a call that does not return: nothing ends it but a signal."""
+    signal.pause()
+
+
+def test_what_a_child_hangs_on_is_not_touched_by_the_next_agent_until_that_child_has_ended(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
-    ours, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as child:
+        now = clock.monotonic()
+        left = HungWorker(
+            key="files:/shared:1000", uid=1000, asked_at=now - 500, deadline=now - 490, hung=True, pid=child.pid,
+            start_ticks=start_of(child.pid), helped=True,
+        )  # fmt: skip
+        probes = WorkerPool({}, former=[left])
+        try:
+            probes.poll(now)
+            assert probes.hung_since("files:/shared:1000", now) == pytest.approx(500)
+            assert probes.ask("files:/shared:1000", Follow([]), 1.0, now, lambda answer: None, uid=1000) is None
+            assert probes.unanswered(now) == (left,), "nor by the one after that"
+            child.kill()
+            child.wait()
+            probes.poll(clock.monotonic())
+            assert probes.is_free("files:/shared:1000")
+            assert "it is free again" in caplog.text
+        finally:
+            probes.close()
+
+
+def test_children_that_were_asked_a_moment_ago_end_with_their_agent_and_those_at_work_are_known_to_the_next() -> None:
+    before = WorkerPool({"wait": wait_in_d})
     now = clock.monotonic()
-    left = InheritedWorker(
-        key="files:/shared:1000",
-        uid=1000,
-        fd=ours.detach(),
-        request=41,
-        asked_at=now - 500,
-        deadline=now - 490,
-        hung=True,
-        born=True,
-    )
-    probes = WorkerPool({}, inherited=[left])
-    try:
-        probes.poll(now)
-        assert probes.hung_since("files:/shared:1000", now) == pytest.approx(500)
-        assert probes.ask("files:/shared:1000", Follow([]), 1.0, now, lambda answer: None, uid=1000) is None
-        child.sendall(frame([41, "late", None]))
-        wait_readable(probes.filenos(), 10)
-        probes.poll(clock.monotonic())
-        assert probes.is_free("files:/shared:1000")
-        assert "it is free again" in caplog.text
-    finally:
-        probes.close()
-        child.close()
-
-
-def test_children_at_work_are_waited_for_over_the_new_start_and_those_of_our_own_end_with_their_spawner() -> None:
-    def sleep(args: Any, worker: WorkerState) -> None:
-        wait_readable((), args["value"])
-
-    before = WorkerPool({"sleep": sleep})
-    now = clock.monotonic()
-    before.ask("probe:/a", plain_request("sleep", 600.0), 300.0, now, lambda answer: None)
-    left = before.hand_off()
+    before.ask("probe:/a", plain_request("wait", 600.0), 300.0, now, lambda answer: None)
+    while not (left := before.unanswered(now + 2.0)):
+        assert clock.monotonic() - now < 30
+        wait_readable(before.filenos(), 1.0)
+        before.poll(clock.monotonic())
+    assert before.unanswered(now) == ()
     assert [(each.key, each.hung) for each in left] == [("probe:/a", False)]
-    assert os.get_inheritable(left[0].fd)
     before.close()  # with it goes the child, for it can be killed
-    after = WorkerPool({"sleep": sleep}, inherited=left)
+    after = WorkerPool({"wait": wait_in_d}, former=left)
     try:
-        assert not os.get_inheritable(left[0].fd)
-        deadline = clock.monotonic() + 30
         while not after.is_free("probe:/a"):
-            assert clock.monotonic() < deadline
-            wait_readable(after.filenos(), 1.0)
+            assert clock.monotonic() - now < 30
+            time.sleep(0.02)
             after.poll(clock.monotonic())
         assert after.names() == []
     finally:
@@ -316,7 +366,7 @@ def test_an_orphan_that_was_told_of_is_told_of_by_the_next_agent_at_once(tmp_pat
         probes.close()
 
 
-def test_what_a_node_has_summed_up_is_known_to_the_agent_after_a_reload() -> None:
+def test_what_a_node_has_summed_up_is_known_to_the_agent_after_a_reload(tmp_path: Path) -> None:
     sums, rank = NodeSums(), Process(pid=3, start_ticks=4, job_id="7", role=Role.RANK, comm="x", state="R", uid=1)
     for look in range(20):
         gpu = Gpu(uuid="GPU-1", index=0, utilization_ratio=1.0, power_w=300.0, throttle=("sw_power_cap",))
@@ -324,8 +374,7 @@ def test_what_a_node_has_summed_up_is_known_to_the_agent_after_a_reload() -> Non
             node="n1", boot_id="b", agent_id="a", sequence=look, processes=(replace(rank, cpu_s=5.0 * look),), gpus=(gpu,)
         )  # fmt: skip
         sums.add(report, 5.0 * look)
-    after = recall(read_handover(write_handover(Handover(sums=sums.memory()))).sums)
+    after = over(Memory(sums=sums), tmp_path).sums
     assert after == sums
     report = replace(report, gpus=(replace(gpu, power_w=310.0),))
     assert after.add(report, 100.0) == sums.add(report, 100.0)
-    assert recall({"processes": {"3": {"of": "another release"}}}) == NodeSums() == recall({})

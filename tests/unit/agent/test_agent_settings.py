@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from slurm_watchdog.agent.reload.settings import Settings, read_settings, settings_of, write_settings
 from slurm_watchdog.agent.service import run_agent
+from slurm_watchdog.agent.settings import Settings, read_settings, settings_of, write_settings
 from slurm_watchdog.agent.workers.become_user import HELPERS
 from slurm_watchdog.cli.main import main
 from slurm_watchdog.config.agent import Security
@@ -22,7 +22,7 @@ from slurm_watchdog.config.loading import parse_config
 from tests import helper_process
 
 TEXT = """
-agent: {interval: 250ms, orphan_grace: 1min, log_patterns: ['{workdir}/a.log'], metrics_listen: '[::1]:9766', mount_probe_write: [/x]}
+agent: {interval: 250ms, orphan_grace: 1min, log_patterns: ['{workdir}/a.log'], metrics_directory: /run/metrics, mount_probe_write: [/x]}
 security: {tls_directory: /etc/tls}
 """
 
@@ -68,7 +68,7 @@ def test_the_agent_loads_nothing_that_only_checking_or_serving_needs() -> None:
 def test_the_command_becomes_the_agent_and_keeps_its_pid(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     url = "controller_url: 'http://127.0.0.1:1'"
-    file.write_text(f"agent: {{{url}, node_name: n7, interval: 200ms, metrics_listen: '', state_directory: ''}}\n")
+    file.write_text(f"agent: {{{url}, node_name: n7, interval: 200ms, metrics_directory: '', state_directory: ''}}\n")
     command = [
         sys.executable,
         "-c",
@@ -99,7 +99,7 @@ def test_an_agent_without_a_controller_ends_with_2_and_says_what_to_set(tmp_path
 def test_a_daemon_of_roots_ends_at_once_and_says_what_to_do(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(
-        "agent: {controller_url: 'http://mgmt1:9765', node_name: n7, metrics_listen: '', state_directory: ''}\n"
+        "agent: {controller_url: 'http://mgmt1:9765', node_name: n7, metrics_directory: '', state_directory: ''}\n"
     )
     command = [
         sys.executable,

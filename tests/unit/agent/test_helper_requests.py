@@ -99,11 +99,8 @@ def test_what_the_agent_does_for_itself_besides_the_tasks_of_the_helper_takes_no
         "ask_ras",
         "read_gpus",
         "read_links",
-        "read_state",
-        "write_state",
         "name_users",
         "read_node_settings",
-        "check_config",
         "probe_mount_point",
     }
     assert own == set(OWN_TASKS) - set(TASKS)
@@ -112,7 +109,6 @@ def test_what_the_agent_does_for_itself_besides_the_tasks_of_the_helper_takes_no
 
 REFUSED: tuple[tuple[str, Any, int, str], ...] = (
     ("eval", "1", -1, "nothing that can be asked"),
-    ("write_state", {"path": "/etc/passwd", "text": "x"}, -1, "nothing that can be asked"),
     ("follow", ALLOWED["follow"][0], 0, "is not an ordinary user"),
     ("write_kill_switch", SWITCH, 0, "is not an ordinary user"),
     ("write_kill_switch", SWITCH, 33, "is not an ordinary user"),

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from slurm_watchdog.agent.collectors import kernel_log as position
-from slurm_watchdog.agent.collectors.kernel_log import MAX_RECENT, MAX_RECORDS, KernelLogReader, parse_state
+from slurm_watchdog.agent.collectors.kernel_log import MAX_RECENT, MAX_RECORDS, KernelLogReader
 from slurm_watchdog.agent.proc.kmsg import MAX_EVENTS, MAX_OF_A_NAME, Deduplicator, KernelClock, KmsgFile
-from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import ReadState, Request, WriteState
-from slurm_watchdog.agent.workers.worker import Answer, Then
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
 from slurm_watchdog.parse.kernel_log.line import parse_message
-from tests.builders.requests import answer_to
 
-BOOT = "b001"
 XID_79 = "NVRM: Xid (PCI:0000:c1:00): 79, pid=12, name=python, GPU has fallen off the bus."
 SILENT = "nfs: server nas01 not responding, still trying"
 OK = "nfs: server nas01 OK"
@@ -81,41 +73,15 @@ class RingDevice:
 ring_devices: list[RingDevice] = []
 
 
-class Child(WorkerPool):
-    """The child `state`, answering at once, later, or never; it does what the real one would do."""
+class Kept:
+    """In place of the agent's memory: how far the log was read, and how often that was kept."""
 
-    def __init__(self) -> None:  # no process is forked
-        self.asked: list[tuple[str, str]] = []
-        self.waiting: list[tuple[Request[Any], Then]] = []
-        self.frozen = False
+    def __init__(self) -> None:
+        self.position: int | None = None
+        self.times = 0
 
-    def ask(
-        self,
-        key: str,
-        request: Request[Any],
-        deadline_s: float,
-        now: float,
-        then: Then,
-        uid: int = -1,
-        **_: object,
-    ) -> int | None:
-        self.asked.append((key, request.task))
-        if self.waiting:
-            return None
-        self.waiting.append((request, then))
-        return len(self.asked)
-
-    def settle(self, seconds: float, requests: object) -> None:
-        while self.waiting and not self.frozen:
-            request, then = self.waiting.pop()
-            try:
-                then(Answer(1, "state", answer_to(request)))
-            except OSError as error:
-                then(Answer(1, "state", None, f"{errno.errorcode[error.errno or 0]}: x"))
-
-    def time_out(self) -> None:
-        then = self.waiting.pop()[1]
-        then(Answer(1, "state", None, "no answer within 3 s", True, 3.0))
+    def keep(self, position: int, now: float) -> None:
+        self.position, self.times = position, self.times + 1
 
 
 @pytest.fixture(autouse=True)
@@ -130,25 +96,20 @@ def ring() -> Ring:
 
 
 @pytest.fixture
-def child() -> Child:
-    return Child()
+def kept() -> Kept:
+    return Kept()
 
 
-@pytest.fixture
-def state(tmp_path: Path) -> str:
-    return str(tmp_path / "state" / "kernel_log.json")
-
-
-def started(ring: Ring, child: Child, state: str, boot: str = BOOT) -> KernelLogReader:
-    return KernelLogReader("/dev/kmsg", boot, state, child, open_device=ring.open)
+def started(ring: Ring, kept: Kept) -> KernelLogReader:
+    return KernelLogReader("/dev/kmsg", kept.position, kept.keep, open_device=ring.open)
 
 
 def names(events: tuple[NodeEvent, ...]) -> list[str]:
     return [event.name for event in events]
 
 
-def test_what_the_kernel_says_is_told_once_with_its_age_and_resource(ring: Ring, child: Child, state: str) -> None:
-    collector = started(ring, child, state)
+def test_what_the_kernel_says_is_told_once_with_its_age_and_resource(ring: Ring, kept: Kept) -> None:
+    collector = started(ring, kept)
     assert collector.collect(1000.0) == ((), 0)
     ring.say(DULL, 1001.0)
     ring.say(XID_79, 1002.5)
@@ -172,9 +133,9 @@ def test_what_the_kernel_says_is_told_once_with_its_age_and_resource(ring: Ring,
     assert collector.collect(1010.0) == ((), 0)
 
 
-def test_the_first_start_tells_the_ring_as_a_backlog_with_true_ages(ring: Ring, child: Child, state: str) -> None:
+def test_the_first_start_tells_the_ring_as_a_backlog_with_true_ages(ring: Ring, kept: Kept) -> None:
     ring.say(XID_79, 400.0)
-    collector = started(ring, child, state)
+    collector = started(ring, kept)
     (event,), _ = collector.collect(1000.0)
     assert event.backlog
     assert event.age_s == pytest.approx(600.0, abs=0.1)
@@ -182,8 +143,8 @@ def test_the_first_start_tells_the_ring_as_a_backlog_with_true_ages(ring: Ring, 
     assert [event.backlog for event in collector.collect(1005.0)[0]] == [False]
 
 
-def test_a_flood_that_never_ends_makes_no_backlog_of_what_is_new(ring: Ring, child: Child) -> None:
-    collector = started(ring, child, "")
+def test_a_flood_that_never_ends_makes_no_backlog_of_what_is_new(ring: Ring, kept: Kept) -> None:
+    collector = started(ring, kept)
     flags = []
     for tick in range(4):
         for number in range(MAX_RECORDS + 1):
@@ -193,113 +154,49 @@ def test_a_flood_that_never_ends_makes_no_backlog_of_what_is_new(ring: Ring, chi
     assert flags == [True, False, False, False]
 
 
-def test_a_restarted_agent_tells_nothing_twice_and_misses_nothing(ring: Ring, child: Child, state: str) -> None:
+def test_a_restarted_agent_tells_nothing_twice_and_misses_nothing(ring: Ring, kept: Kept) -> None:
     ring.say(XID_79, 10.0)
-    first = started(ring, child, state)
+    first = started(ring, kept)
     assert names(first.collect(20.0)[0]) == ["xid"]
     first.close(21.0)
     ring.say(SILENT, 30.0)
-    events, dropped = started(ring, child, state).collect(40.0)
+    events, dropped = started(ring, kept).collect(40.0)
     assert names(events) == ["nfs_server_silent"]
     assert not events[0].backlog
     assert dropped == 0
 
 
-def test_what_was_overwritten_while_no_agent_ran_is_counted(child: Child, state: str) -> None:
+def test_what_was_overwritten_while_no_agent_ran_is_counted(kept: Kept) -> None:
     ring = Ring(capacity=100)
-    first = started(ring, child, state)
+    first = started(ring, kept)
     ring.say(DULL, 1.0)
     first.collect(2.0)
     first.close(2.0)
     for _ in range(150):
         ring.say(DULL, 3.0)
-    assert started(ring, child, state).collect(4.0) == ((), 50)
+    assert started(ring, kept).collect(4.0) == ((), 50)
 
 
-@pytest.mark.parametrize(("line", "writes"), [(SILENT, 50), (DULL, 2)])
-def test_the_position_is_written_seldom_and_only_if_it_changed(
-    line: str, writes: int, ring: Ring, child: Child, state: str
-) -> None:
-    collector = started(ring, child, state)
+def test_the_position_is_kept_only_if_it_changed(ring: Ring, kept: Kept) -> None:
+    collector = started(ring, kept)
     for tick in range(100):
-        ring.say(line, 5.0 * tick)
+        ring.say(SILENT, 5.0 * tick)
         collector.collect(5.0 * tick)
-        child.settle(0, [])
-    assert child.asked.count(("state", "write_state")) == writes
     for tick in range(100, 200):
         collector.collect(5.0 * tick)
-        child.settle(0, [])
-    assert child.asked.count(("state", "write_state")) <= writes + 1
-    assert json.loads(Path(state).read_text()) == {"boot_id": BOOT, "sequence": 100}
+    assert (kept.times, kept.position) == (100, 100)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "garbage", "{", "[]", "null", "3", '{"boot_id": "b001"}', '{"boot_id": "b001", "sequence": "7"}', '{"boot_id": "b001", "sequence": -7}',
-     '{"boot_id": "b001", "sequence": true}', '{"boot_id": "b001", "sequence": 1e300}', "[" * 4000, '{"boot_id": "other", "sequence": 1}',
-     '{"sequence": 1}', "\x00\xff"],
-)  # fmt: skip
-def test_a_state_file_of_garbage_or_of_another_boot_is_a_first_start(
-    text: str, ring: Ring, child: Child, state: str
-) -> None:
-    assert parse_state(text, BOOT) is None
-    Path(state).parent.mkdir()
-    Path(state).write_text(text)
+def test_a_position_beyond_the_end_of_the_log_does_not_make_deaf(ring: Ring, kept: Kept) -> None:
+    kept.position = 10**9
     ring.say(XID_79, 10.0)
-    (event,), _ = started(ring, child, state).collect(20.0)
-    assert event.backlog
-
-
-def test_a_position_beyond_the_end_of_the_log_does_not_make_deaf(ring: Ring, child: Child, state: str) -> None:
-    Path(state).parent.mkdir()
-    Path(state).write_text(json.dumps({"boot_id": BOOT, "sequence": 10**9}))
-    ring.say(XID_79, 10.0)
-    collector = started(ring, child, state)
+    collector = started(ring, kept)
     events = [*collector.collect(20.0)[0], *collector.collect(25.0)[0]]
     assert [event.name for event in events] == ["xid"]
 
 
-def test_a_frozen_local_disk_delays_the_first_look_by_seconds_and_no_more(ring: Ring, child: Child, state: str) -> None:
-    child.frozen = True
-    ring.say(XID_79, 10.0)
-    collector = started(ring, child, state)
-    assert collector.collect(20.0) == ((), 0)
-    assert names(collector.collect(25.0)[0]) == ["xid"]
-    child.time_out()
-    ring.say(SILENT, 26.0)
-    assert names(collector.collect(30.0)[0]) == ["nfs_server_silent"]
-
-
-def test_a_timed_out_read_of_the_state_says_so_and_reads_on(ring: Ring, child: Child, state: str) -> None:
-    child.frozen = True
-    collector = started(ring, child, state)
-    collector.collect(20.0)
-    child.time_out()
-    assert collector.state_problem is not None
-    ring.say(SILENT, 21.0)
-    assert names(collector.collect(21.0)[0]) == ["nfs_server_silent"]
-
-
-def test_a_disk_that_takes_no_writes_is_said_and_stops_nothing(ring: Ring, child: Child, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    collector = started(ring, child, str(tmp_path / "file" / "state.json"))
-    ring.say(XID_79, 1.0)
-    assert names(collector.collect(2.0)[0]) == ["xid"]
-    child.settle(0, [])
-    assert collector.state_problem is not None
-    assert "ENOTDIR" in collector.state_problem or "EEXIST" in collector.state_problem
-    assert collector.problem is None
-
-
-def test_without_a_state_file_no_child_is_asked(ring: Ring, child: Child) -> None:
-    collector = started(ring, child, "")
-    ring.say(XID_79, 1.0)
-    assert names(collector.collect(2.0)[0]) == ["xid"]
-    assert child.asked == []
-
-
-def test_a_flood_of_100_000_lines_hides_no_gpu_off_the_bus(ring: Ring, child: Child) -> None:
-    collector = started(ring, child, "")
+def test_a_flood_of_100_000_lines_hides_no_gpu_off_the_bus(ring: Ring, kept: Kept) -> None:
+    collector = started(ring, kept)
     collector.collect(0.0)
     for number in range(100_000):
         ring.say(f"{DULL} {number}" if number % 2 else SILENT, 1.0)
@@ -319,9 +216,9 @@ def test_a_flood_of_100_000_lines_hides_no_gpu_off_the_bus(ring: Ring, child: Ch
     assert sum(1 + event.repeats for event in silent) == 50_000
 
 
-def test_a_flood_that_overwrites_the_ring_is_counted_by_the_gap(child: Child) -> None:
+def test_a_flood_that_overwrites_the_ring_is_counted_by_the_gap(kept: Kept) -> None:
     ring = Ring(capacity=1000)
-    collector = started(ring, child, "")
+    collector = started(ring, kept)
     ring.say(DULL, 0.0)
     collector.collect(0.0)
     for _ in range(5000):
@@ -332,8 +229,8 @@ def test_a_flood_that_overwrites_the_ring_is_counted_by_the_gap(child: Child) ->
     assert dropped == 4001
 
 
-def test_a_flood_of_different_faults_is_bounded_and_the_first_of_each_kind_is_told(ring: Ring, child: Child) -> None:
-    collector = started(ring, child, "")
+def test_a_flood_of_different_faults_is_bounded_and_the_first_of_each_kind_is_told(ring: Ring, kept: Kept) -> None:
+    collector = started(ring, kept)
     for number in range(2000):
         ring.say(f"python[{number + 2}]: segfault at 0 ip 0 sp 0 error 4 in x[1+1]", 1.0)
     for number in range(400):
@@ -362,8 +259,8 @@ def test_even_a_full_report_has_room_for_a_new_kind() -> None:
     assert len(fold.entries) == full + 2
 
 
-def test_the_same_of_the_same_resource_is_told_once_with_how_often(ring: Ring, child: Child) -> None:
-    collector = started(ring, child, "")
+def test_the_same_of_the_same_resource_is_told_once_with_how_often(ring: Ring, kept: Kept) -> None:
+    collector = started(ring, kept)
     for number in range(5):
         ring.say(SILENT, 1.0 + number)
     (event,), dropped = collector.collect(10.0)
@@ -371,8 +268,8 @@ def test_the_same_of_the_same_resource_is_told_once_with_how_often(ring: Ring, c
     assert event.age_s == pytest.approx(9.0, abs=0.1)
 
 
-def test_what_comes_back_after_a_recovery_is_the_last_word(ring: Ring, child: Child) -> None:
-    collector = started(ring, child, "")
+def test_what_comes_back_after_a_recovery_is_the_last_word(ring: Ring, kept: Kept) -> None:
+    collector = started(ring, kept)
     for number in range(50):
         ring.say(SILENT, 1.0 + number)
         ring.say(OK, 1.5 + number)
@@ -383,18 +280,18 @@ def test_what_comes_back_after_a_recovery_is_the_last_word(ring: Ring, child: Ch
     assert events[-1].age_s == pytest.approx(1.0, abs=0.1)
 
 
-def test_a_program_that_writes_to_the_log_is_not_believed(ring: Ring, child: Child) -> None:
-    collector = started(ring, child, "")
+def test_a_program_that_writes_to_the_log_is_not_believed(ring: Ring, kept: Kept) -> None:
+    collector = started(ring, kept)
     for priority in (8, 9, 11, 14, 30, 187):
         ring.say(XID_79, 1.0, priority)
     assert collector.collect(2.0) == ((), 0)
-    tested = KernelLogReader("x", BOOT, "", child, frozenset({0, 1}), ring.open)
+    tested = KernelLogReader("x", facilities=frozenset({0, 1}), open_device=ring.open)
     assert names(tested.collect(2.0)[0]) == ["xid"]
 
 
-def test_a_kernel_clock_that_drifts_still_gives_ages_within_a_tick(ring: Ring, child: Child) -> None:
+def test_a_kernel_clock_that_drifts_still_gives_ages_within_a_tick(ring: Ring, kept: Kept) -> None:
     ring.clock_behind_s = 42.0
-    collector = started(ring, child, "")
+    collector = started(ring, kept)
     ring.say(DULL, 1000.0)
     collector.collect(1000.0)
     now = 1000.0
@@ -423,9 +320,9 @@ def test_an_age_is_never_negative_and_a_clock_that_jumped_is_learnt_again() -> N
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.EBADF, errno.ENODEV])
 def test_a_device_that_breaks_is_said_opened_again_and_nothing_is_told_twice(
-    error: int, ring: Ring, child: Child
+    error: int, ring: Ring, kept: Kept
 ) -> None:
-    collector = started(ring, child, "")
+    collector = started(ring, kept)
     ring.say(XID_79, 1.0)
     collector.collect(2.0)
     ring_devices[-1].errors = [error]
@@ -439,8 +336,8 @@ def test_a_device_that_breaks_is_said_opened_again_and_nothing_is_told_twice(
 
 
 @pytest.mark.parametrize("error", [errno.EPIPE, errno.EINVAL, errno.EINTR])
-def test_a_record_that_can_not_be_had_stops_nothing(error: int, ring: Ring, child: Child) -> None:
-    collector = started(ring, child, "")
+def test_a_record_that_can_not_be_had_stops_nothing(error: int, ring: Ring, kept: Kept) -> None:
+    collector = started(ring, kept)
     collector.collect(0.0)
     ring.say(XID_79, 1.0)
     ring_devices[-1].errors = [error] * 3
@@ -455,10 +352,10 @@ def test_a_record_that_can_not_be_had_stops_nothing(error: int, ring: Ring, chil
     [(errno.EACCES, "CAP_SYSLOG"), (errno.EPERM, "CAP_SYSLOG"), (errno.ENOENT, "container")],
 )
 def test_a_log_that_can_not_be_opened_says_what_to_do_and_is_tried_ever_again(
-    error: int, word: str, ring: Ring, child: Child
+    error: int, word: str, ring: Ring, kept: Kept
 ) -> None:
     ring.open_error = error
-    collector = started(ring, child, "")
+    collector = started(ring, kept)
     for tick in range(1000):
         assert collector.collect(5.0 * tick) == ((), 0)
     assert collector.problem is not None
@@ -470,18 +367,18 @@ def test_a_log_that_can_not_be_opened_says_what_to_do_and_is_tried_ever_again(
     assert told == ["xid"]
 
 
-def test_what_is_no_log_of_a_kernel_is_refused(tmp_path: Path, child: Child) -> None:
+def test_what_is_no_log_of_a_kernel_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("6,1,1,-;x\n")
     for path in (str(tmp_path / "file"), "/dev/null", "/dev/zero"):
         with pytest.raises(OSError, match="not the kernel's log"):
             KmsgFile(path)
-        collector = KernelLogReader(path, BOOT, "", child)
+        collector = KernelLogReader(path)
         assert collector.collect(1.0) == ((), 0)
         assert collector.problem is not None
 
 
-def test_garbage_in_the_log_harms_nothing(ring: Ring, child: Child) -> None:
-    collector = started(ring, child, "")
+def test_garbage_in_the_log_harms_nothing(ring: Ring, kept: Kept) -> None:
+    collector = started(ring, kept)
     collector.collect(0.0)
     garbage = [
         b"\n",
@@ -503,8 +400,8 @@ def test_garbage_in_the_log_harms_nothing(ring: Ring, child: Child) -> None:
     assert "café" in events[-1].line
 
 
-def test_the_recent_past_is_told_again_to_a_new_controller(ring: Ring, child: Child) -> None:
-    collector = started(ring, child, "")
+def test_the_recent_past_is_told_again_to_a_new_controller(ring: Ring, kept: Kept) -> None:
+    collector = started(ring, kept)
     collector.collect(0.0)
     ring.say(XID_79, 100.0)
     ring.say(OK, 100.0)
@@ -523,8 +420,8 @@ def test_the_recent_past_is_told_again_to_a_new_controller(ring: Ring, child: Ch
     assert names(collector.collect(720.0)[0]) == ["nfs_server_silent", "segfault"]
 
 
-def test_the_recent_past_is_bounded(ring: Ring, child: Child) -> None:
-    collector = started(ring, child, "")
+def test_the_recent_past_is_bounded(ring: Ring, kept: Kept) -> None:
+    collector = started(ring, kept)
     for number in range(10 * MAX_RECENT):
         ring.say(f"nfs: server nas{number} not responding, still trying", float(number))
         collector.collect(float(number))
@@ -532,8 +429,8 @@ def test_the_recent_past_is_bounded(ring: Ring, child: Child) -> None:
     assert len(collector.collect(float(10 * MAX_RECENT))[0]) == MAX_RECENT
 
 
-def test_a_silent_kernel_costs_one_read_a_tick(ring: Ring, child: Child) -> None:
-    collector = started(ring, child, "")
+def test_a_silent_kernel_costs_one_read_a_tick(ring: Ring, kept: Kept) -> None:
+    collector = started(ring, kept)
     collector.collect(0.0)
     device = ring_devices[-1]
     reads = 0
@@ -548,20 +445,3 @@ def test_a_silent_kernel_costs_one_read_a_tick(ring: Ring, child: Child) -> None
     for tick in range(1, 11):
         assert collector.collect(5.0 * tick) == ((), 0)
     assert reads == 10
-
-
-def test_the_state_file_is_replaced_in_one_step_and_no_link_is_followed(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "kernel_log.json"
-    answer_to(WriteState(str(path), "one"))
-    assert path.read_text() == "one"
-    assert path.stat().st_mode & 0o777 == 0o600
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    path.with_name("kernel_log.json.new").symlink_to(victim)
-    with pytest.raises(OSError):
-        answer_to(WriteState(str(path), "two"))
-    assert victim.read_text() == "precious"
-    assert answer_to(ReadState(str(path))) == "one"
-    assert answer_to(ReadState(str(tmp_path / "missing"))) is None
-    path.write_bytes(b"\xff" * 10**6)
-    assert len(answer_to(ReadState(str(path))) or "") == position.MAX_STATE_BYTES

@@ -3,6 +3,7 @@ looks dead for want of room."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, get_args, get_origin, get_type_hints
 
 from slurm_watchdog.agent.processes.report_rows import HELPERS_OF_JOB, LONGEST_NAME, choose, reduced
@@ -10,15 +11,7 @@ from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.base.python310 import is_class
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.controller.state.reported_processes import (
-    INNER,
-    INNER_LISTS,
-    PROCESSES,
-    PROCESSES_OF_JOB,
-    ROWS,
-    share_of,
-    within_bounds,
-)
+from slurm_watchdog.controller.state.door import BOUNDS, INNER, PROCESSES_OF_JOB, Admitted, admit, share_of
 from slurm_watchdog.model.observations import Gpu, HungProbe, Process, Role
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmView
@@ -86,41 +79,47 @@ def test_reduced_keeps_every_process_and_drops_long_names() -> None:
     assert (small[0].blocked.mount, small[0].blocked.path) == ("/shared", None)
 
 
-def test_within_bounds_takes_an_honest_report_as_it_is() -> None:
+def admitted(said: Report, left_out: LeftOut | None = None, known: Any = (), nodes: int = 1) -> Admitted:
+    job = slurm_job(nodes=tuple(f"n{n}" for n in range(nodes)), uid=-1)
+    return admit(said, lambda job_id: job, None, lambda node: known, left_out or LeftOut())
+
+
+def test_an_honest_report_is_admitted_as_it_is() -> None:
     honest = report((*rows(256, role=Role.RANK), *rows(700, 5000, role=Role.WORKER)))
-    taken, missing = within_bounds(honest, LeftOut(), lambda node: set(), lambda job: 4)
-    assert taken is honest and not missing
+    assert admitted(honest, nodes=4) == (honest, 0, {}) and admitted(honest, nodes=4).report is honest
 
 
-def test_within_bounds_of_too_many_takes_those_that_are_known_and_says_whose_the_others_are() -> None:
+def test_of_too_many_those_that_are_known_are_admitted_and_it_is_reported_whose_the_others_are() -> None:
     left_out, ranks = LeftOut(), rows(PROCESSES_OF_JOB + 100, role=Role.RANK)
     known = {(row.pid, row.start_ticks) for row in ranks[-PROCESSES_OF_JOB:]}
-    taken, missing = within_bounds(report(ranks), left_out, lambda node: known, lambda job: 1)
+    taken, _, missing = admitted(report(ranks), left_out, known)
     assert {(row.pid, row.start_ticks) for row in taken.processes} == known
     assert missing == {"1": 100}
     (said,) = left_out.lately(0.0)
     assert (said.what, said.whose, said.uid, said.count) == ("processes", "n1", 1500, 100)
 
 
-def test_within_bounds_of_many_jobs_gives_each_user_his_share() -> None:
+def test_of_many_jobs_each_user_has_his_share() -> None:
     many = tuple(row for job in range(40) for row in rows(500, 10_000 * job + 1, job=f"m{job}"))
     victim = rows(9, 3, uid=1501, job="v", role=Role.RANK)
-    taken, missing = within_bounds(report((*many, *victim)), LeftOut(), lambda node: set(), lambda job: 1)
-    assert len(taken.processes) == PROCESSES and set(victim) <= set(taken.processes)
-    assert missing.total() == 20_009 - PROCESSES and "v" not in missing
+    taken, _, missing = admitted(report((*many, *victim)))
+    most = BOUNDS["processes"].rows
+    assert len(taken.processes) == most and set(victim) <= set(taken.processes)
+    assert missing.total() == 20_009 - most and "v" not in missing
 
 
-def test_within_bounds_drops_rows_beyond_each_bound_and_rows_that_are_swollen() -> None:
+def test_rows_beyond_each_bound_and_rows_that_are_swollen_are_left_out_and_counted() -> None:
     left_out = LeftOut()
-    hung = tuple(HungProbe(probe=f"p{n}", seconds=1) for n in range(ROWS["hung_probes"] + 5))
+    hung = tuple(HungProbe(probe=f"p{n}", seconds=1) for n in range(BOUNDS["hung_probes"].rows + 5))
     gpus = (Gpu(uuid="a", index=0), Gpu(uuid="b", index=1, pids=tuple(range(INNER + 1))))
-    taken, _ = within_bounds(report(hung_probes=hung, gpus=gpus), left_out, lambda node: set(), lambda job: 1)
-    assert (len(taken.hung_probes), taken.gpus) == (ROWS["hung_probes"], gpus[:1])
-    assert left_out.totals["rows"] == 6
+    taken = admitted(report(hung_probes=hung, gpus=gpus), left_out).report
+    assert (taken.hung_probes, taken.gpus) == (hung[:-5], gpus[:1])
+    assert (left_out.totals["hung_probes"], left_out.totals["gpus"]) == (5, 1)
 
 
 def test_the_share_of_a_job_on_a_node_is_smaller_for_one_with_many_nodes() -> None:
-    assert (share_of(1), share_of(256), share_of(1000), share_of(100_000)) == (1024, 1024, 262, 128)
+    shares = [share_of(slurm_job(nodes=("n",) * nodes)) for nodes in (0, 1, 256, 1000, 100_000)]
+    assert shares == [1024, 1024, 1024, 262, 128] and share_of(None) == 1024
 
 
 class Cluster:
@@ -155,7 +154,6 @@ def test_state_of_ranks_that_live_for_a_moment_remembers_a_bounded_number_of_the
     for number in range(40):
         cluster.take(rows(64, 10_000 + 100 * number, role=Role.RANK))
     assert cluster.known() == 64 + 256
-    assert cluster.state.left_out.totals["gone_ranks"] == 39 * 64 - 256
     view = cluster.state.job_view("1", cluster.now)
     assert view is not None and all(rank.alive for rank in view.ranks)
 
@@ -185,15 +183,15 @@ def test_state_that_is_told_of_unnamed_processes_says_so_until_all_are_named() -
 
 def test_every_list_within_a_row_of_a_report_is_bounded() -> None:
     rows = {
-        name: get_args(hint)[0] for name, hint in get_type_hints(Report).items() if name in ROWS.keys() - {"results"}
+        name: get_args(hint)[0] for name, hint in get_type_hints(Report).items() if name in BOUNDS.keys() - {"results"}
     }
-    found = {
-        name: tuple(
+    for kind, row in rows.items():
+        fields = [
             inner
-            for inner, hint in get_type_hints(row).items()
+            for inner, hint in (get_type_hints(row) if is_class(row) and row is not str else {}).items()
             if any(get_origin(each) is tuple for each in (hint, *get_args(hint)))
-        )
-        for name, row in rows.items()
-        if is_class(row) and row is not str
-    }
-    assert {name: fields for name, fields in found.items() if fields} == INNER_LISTS
+        ]
+        lists = BOUNDS[kind].lists
+        for field in fields:
+            marked = SimpleNamespace(**dict.fromkeys(fields, ()) | {field: "marked"})
+            assert lists is not None and "marked" in lists(marked), (kind, field)

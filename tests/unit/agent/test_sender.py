@@ -139,6 +139,23 @@ def test_a_report_is_sent_and_its_reply_handed_over() -> None:
         assert sender.replies() == []
 
 
+def test_a_report_that_says_that_all_is_as_before_waits_for_no_answer_and_its_news_comes() -> None:
+    said = [Reply(controller_id="c", commands=(ASKED,))]
+    with listening(take=lambda report: said[0]) as port, sending(at(port)) as (sender, counts):
+        sender.put(report(1))
+        until(lambda: counts["sent"] == 1)
+        assert sender.replies() == said
+        said[0] = Reply(controller_id="c")
+        for sequence in (2, 3):
+            sender.put(replace(report(sequence), same_as=1))
+        until(lambda: sequences(port) == [1, 2, 3])
+        assert sender.spool_bytes == 0
+        assert set(sender.replies()) == {Reply(controller_id="c")}, "what it was asked is not asked again"
+        said[0] = Reply(controller_id="c", running=("7",))
+        sender.put(replace(report(4), same_as=1))
+        until(lambda: said[0] in sender.replies())
+
+
 def test_what_is_asked_comes_at_once_between_two_reports() -> None:
     with listening() as port, sending(at(port)) as (sender, counts):
         sender.put(report(1))

@@ -17,8 +17,8 @@ from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.agent.delivery.sender import Sender, Spool
 from slurm_watchdog.agent.delivery.stream import Controllers, TcpController
 from slurm_watchdog.agent.metrics import AgentMetrics
-from slurm_watchdog.agent.reload.settings import settings_of
 from slurm_watchdog.agent.service import OUT_OF_TURN_S, Service
+from slurm_watchdog.agent.settings import settings_of
 from slurm_watchdog.base.clock import monotonic
 from slurm_watchdog.base.loop import Signals
 from slurm_watchdog.base.structs import Struct

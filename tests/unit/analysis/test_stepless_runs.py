@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis import rank_motion
 from slurm_watchdog.analysis.progress_limit import loop_clock
 from slurm_watchdog.analysis.rank_activity import loop_state
-from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.run import Run, new_run
 from slurm_watchdog.controller.state.run_updates import note_snapshot
 from slurm_watchdog.controller.state.run_view import snapshot_views
@@ -261,7 +260,7 @@ def test_checkpoints_with_a_rhythm_are_a_clock_where_no_stack_can_be_had() -> No
 
 
 def dumps(*at_and_stacks: tuple[float, list[ProcessStack]]) -> Run:
-    run = new_run(slurm_job(), 0.0, None, None, LeftOut())
+    run = new_run(slurm_job(), 0.0, None, None)
     for at, stacks in at_and_stacks:
         note_snapshot(run, tuple(stacks), (), at)
     return run

@@ -22,7 +22,7 @@ from slurm_watchdog.agent.evidence.stacks import parse_dump
 from slurm_watchdog.agent.logs.log_file import make_event
 from slurm_watchdog.agent.processes.identify import parse_settings
 from slurm_watchdog.base.log_setup import MaskingFormatter
-from slurm_watchdog.base.redact import mask_cut
+from slurm_watchdog.base.redact import mask_cut, mask_words, masked
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.api.doors import make_app
 from slurm_watchdog.controller.api.requests import MAX_REASON
@@ -42,7 +42,6 @@ from slurm_watchdog.notify.slack_messages import card
 from slurm_watchdog.parse.kernel_log.line import parse_message
 from slurm_watchdog.parse.training_log.text import LogFact
 from slurm_watchdog.report.bundle import bundle_files
-from slurm_watchdog.wire.redact_values import mask_words, masked
 from tests.builders.evidence_rows import add_evidence
 from tests.builders.notices import SITE
 from tests.builders.open_doors import Controller, ask

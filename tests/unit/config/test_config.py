@@ -332,7 +332,7 @@ def test_a_kill_switch_is_the_switch_of_one_job() -> None:
             "expert.controller.agent_silent_after",
             "at least twice expert.agent.interval",
         ),
-        ("agent:\n  metrics_listen: here\n", "agent.metrics_listen", "must be HOST:PORT"),
+        ("agent:\n  metrics_directory: here\n", "agent.metrics_directory", "must be an absolute path"),
     ],
 )
 def test_fields_are_checked_against_each_other(text: str, path: str, words: str) -> None:

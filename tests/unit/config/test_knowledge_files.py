@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.reload.settings import settings_of
+from slurm_watchdog.agent.settings import settings_of
 from slurm_watchdog.config.knowledge_files import MAX_BYTES, read_texts
 from slurm_watchdog.config.loading import ConfigError, load_config
 

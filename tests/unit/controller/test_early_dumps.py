@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_watchdog.agent.sums import ProcessSums
-from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.evidence.requests import EARLY_DUMPS_AN_HOUR, early_budget
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.counter_clock import PAUSE_KEPT_S, SETTLED_AFTER, Paces
@@ -38,7 +37,7 @@ def said(step: int | None = None, **changes: object) -> Event:
 
 def trained(steps: int = 60, every_s: float = 5.0) -> Run:
     """A run that began at 0 and made a step every 5 s."""
-    run = new_run(slurm_job(start_at=None), 0.0, None, None, LeftOut())
+    run = new_run(slurm_job(start_at=None), 0.0, None, None)
     for step in range(1, steps + 1):
         note_event(run, "n1", said(step), every_s * step)
     return run
@@ -46,7 +45,7 @@ def trained(steps: int = 60, every_s: float = 5.0) -> Run:
 
 def seen(run: Run, now: float) -> JobView:
     state = ClusterState(silent_after_s=600, report_lifetime_s=60)
-    return job_view(run, run.job, Moment(now, now, now), state.nodes, state.gpus, ())
+    return job_view(run, run.job, Moment(now, now, now), state.nodes, ())
 
 
 def row_of(run: Run, now: float = 400.0) -> StillRow:
@@ -72,7 +71,7 @@ def test_the_pace_of_a_run_knows_neither_what_the_log_announces_nor_what_a_check
 def test_a_run_that_saves_between_any_two_looks_has_a_pace_all_the_same() -> None:
     """Lines of one look have one date: their order in the file says which step was made after which save."""
     for last_is_a_save in (True, False):
-        run = new_run(slurm_job(start_at=None), 0.0, None, None, LeftOut())
+        run = new_run(slurm_job(start_at=None), 0.0, None, None)
         for look in range(1, 31):
             saves = (
                 said(10 * look, kind=EventKind.PHASE, phase="checkpointing"),

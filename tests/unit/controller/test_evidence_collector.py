@@ -15,14 +15,13 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.collective_order import order_of
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.loading import parse_config
-from slurm_watchdog.controller.evidence import collector, store
+from slurm_watchdog.controller.evidence import collection, collector, store
+from slurm_watchdog.controller.evidence.collection import Collected, follows, processes_of
 from slurm_watchdog.controller.evidence.collector import AT_ONCE, FINISHED_KEPT, CollectionLimits, Collector
 from slurm_watchdog.controller.evidence.requests import EvidenceRequests
 from slurm_watchdog.controller.incidents.judge import OpenIncidents
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
-from slurm_watchdog.controller.state import evidence_collection
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.controller.state.evidence_collection import Collected, follows, processes_of
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.diagnose.job import Diagnosis
 from slurm_watchdog.journal.journal import Journal
@@ -906,7 +905,7 @@ def test_a_probe_that_never_comes_back_does_not_hold_the_verdict_up(
 
 
 def test_a_thousand_ranks_that_stand_in_a_few_places_share_their_frames() -> None:
-    shared = evidence_collection.SharedFrames()
+    shared = collection.SharedFrames()
     decoded = [msgspec.json.decode(msgspec.json.encode(rank_evidence(n % 4)), type=RankEvidence) for n in range(1000)]
     rows = [shared.of(each) for each in decoded]
     stacks = {id(thread.frames) for row in rows for dump in row.dumps for thread in dump.threads}

@@ -13,7 +13,7 @@ from msgspec import inspect
 
 from slurm_watchdog.base.capped import CAPS, LeftOut, put_newest
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.controller.state.reported_processes import ROWS
+from slurm_watchdog.controller.state.door import BOUNDS, Admitted, Stranger, admit
 from slurm_watchdog.model.observations import Checkpoint, Role
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
@@ -117,7 +117,59 @@ def test_every_list_of_a_report_has_a_bound() -> None:
     info = schema(Report)
     assert isinstance(info, inspect.StructType)
     lists = {field.name for field in info.fields if isinstance(field.type, inspect.CollectionType)}
-    assert lists == {*ROWS, "processes"}
+    assert lists == BOUNDS.keys() <= CAPS.keys()
+
+
+def rows_of(kind: str, owners: list[tuple[str, int]]) -> tuple[Any, ...]:
+    """Rows of this kind, each of the job and the user of its place."""
+    info = schema(Report)
+    assert isinstance(info, inspect.StructType)
+    lists = (field.type for field in info.fields if field.name == kind)
+    (item,) = (each.item_type for each in lists if isinstance(each, inspect.CollectionType))
+    plain = [hostile(item, kind, number) for number in range(len(owners))]
+    for row, (job_id, uid) in zip(plain, owners, strict=True):
+        if isinstance(row, dict):
+            row.update(
+                {name: value for name, value in (("job_id", job_id), ("uid", uid), ("restarts", 0)) if name in row}
+            )
+    return tuple(
+        getattr(
+            msgspec.convert({"node": HOSTILE, "boot_id": "b", "agent_id": "a", "sequence": 1, kind: plain}, Report),
+            kind,
+        )
+    )
+
+
+def at_the_door(kind: str, owners: list[tuple[str, int]], stranger: Stranger | None = None) -> tuple[Admitted, LeftOut]:
+    jobs = {
+        "1": slurm_job(job_id="1", nodes=(HOSTILE,), uid=1500),
+        "2": slurm_job(job_id="2", nodes=(HOSTILE,), uid=1501),
+    }
+    said, left_out = (
+        Report(node=HOSTILE, boot_id="b", agent_id="a", sequence=1, **{kind: rows_of(kind, owners)}),
+        LeftOut(),
+    )
+    return admit(said, jobs.get, stranger, lambda node: (), left_out), left_out
+
+
+@pytest.mark.parametrize("kind", BOUNDS)
+def test_of_too_many_rows_of_one_job_and_user_those_of_another_one_are_taken_and_the_rest_is_counted(kind: str) -> None:
+    most = BOUNDS[kind].rows
+    found, left_out = at_the_door(kind, [*[("1", 1500)] * (most + 50), ("2", 1501)])
+    taken = getattr(found.report, kind)
+    assert len(taken) <= most and left_out.totals[kind] == most + 51 - len(taken)
+    (said,) = left_out.lately(0.0)
+    assert (said.what, said.whose, said.uid) in ((kind, HOSTILE, 1500), (kind, HOSTILE, None))
+    owners = [(getattr(row, "job_id", None), getattr(row, "uid", None)) for row in taken]
+    if (None, None) not in owners:
+        assert owners[-1][0] in ("2", None) and owners[-1][1] in (1501, None)
+
+
+@pytest.mark.parametrize("kind", [name for name, bound in BOUNDS.items() if bound.claim is not None])
+def test_a_row_of_each_kind_about_another_nodes_job_is_dropped(kind: str) -> None:
+    found, left_out = at_the_door(kind, [("1", 1500), ("2", 1501)], lambda node, job_id: job_id == "2")
+    assert [row.job_id for row in getattr(found.report, kind)] == ["1"]
+    assert found.dropped == 1 and not any(left_out.totals.values())
 
 
 def test_state_of_a_node_that_says_new_things_in_every_report_levels_off() -> None:
@@ -149,24 +201,16 @@ def test_state_says_what_it_left_out_of_a_hostile_node_and_keeps_what_an_honest_
     assert view is not None
     assert [p.process.pid for p in view.processes if p.node == HONEST and p.alive] == list(range(1, 9))
     said = {each.what for each in cluster.left_out.lately(1.0 + ROUNDS)}
-    expected = {
-        "gone_ranks",
-        "log_offsets",
-        "checkpoint_directories",
-        "gpus",
-        "filesystems",
-        "gpu_processes",
-        "mounts",
-        "rows",
-    }
+    expected = {"checkpoints", "filesystems", "gpus", "hung_probes", "links", "mounts", "pressures", "problems"}
     assert expected <= said, expected - said
     assert all(cluster.left_out.totals[what] > 0 for what in expected)
 
 
 def test_of_more_entries_than_a_container_takes_the_oldest_goes_and_what_was_touched_stays() -> None:
     known = dict[str, int]()
-    gone = [put_newest(known, key, number, 2) for number, key in enumerate(("a", "b", "a", "c"))]
-    assert (known, gone) == ({"a": 2, "c": 3}, [False, False, False, True])
+    for number, key in enumerate(("a", "b", "a", "c")):
+        put_newest(known, key, number, 2)
+    assert known == {"a": 2, "c": 3}
 
 
 def test_left_out_of_something_without_a_name_is_a_mistake() -> None:

@@ -7,11 +7,12 @@ import itertools
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.controller.state.node_ownership import JobNodes, of_own_jobs, of_owners
+from slurm_watchdog.controller.state.door import JobNodes, admit
 from slurm_watchdog.model.observations import Event, EventKind, LogFile
 from slurm_watchdog.model.report import JobDirectives, Report
-from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from tests.builders.views import process, slurm_job
 
 
@@ -32,9 +33,17 @@ def listed(*jobs: tuple[str, tuple[str, ...]]) -> JobNodes:
     return nodes
 
 
+def of_own_jobs(said: Report, nodes: JobNodes) -> tuple[Report, int]:
+    return admit(said, lambda job_id: None, nodes.stranger, lambda node: (), LeftOut())[:2]
+
+
+def of_owners(said: Report, job: SlurmJob) -> tuple[Report, int]:
+    return admit(said, {"7": job}.get, None, lambda node: (), LeftOut())[:2]
+
+
 def test_what_is_said_of_another_node_s_job_is_left_out_and_the_rest_stays() -> None:
     nodes = listed(("7", ("n1",)), ("8", ("n2",)))
-    kept, dropped = of_own_jobs(report("n1"), nodes.stranger)
+    kept, dropped = of_own_jobs(report("n1"), nodes)
     assert ({row.job_id for row in kept.processes}, {row.job_id for row in kept.events}, kept.logs) == (
         {"7"},
         {"7"},
@@ -46,7 +55,7 @@ def test_what_is_said_of_another_node_s_job_is_left_out_and_the_rest_stays() -> 
 
 def test_a_report_about_its_own_jobs_is_the_same_object() -> None:
     whole = report("n1")
-    kept, dropped = of_own_jobs(whole, listed(("7", ("n1",)), ("8", ("n1", "n2"))).stranger)
+    kept, dropped = of_own_jobs(whole, listed(("7", ("n1",)), ("8", ("n1", "n2"))))
     assert kept is whole
     assert dropped == 0
 
@@ -102,7 +111,7 @@ def test_a_process_counts_as_its_owners_or_where_slurm_itself_put_it_into_the_jo
     job = slurm_job(job_id="7", uid=OWNER)
     row = process(0, job_id="7", uid=uid, member_by=member_by)
     told = Report(node="n1", boot_id="b", agent_id="a", sequence=1, processes=(row,))
-    kept, dropped = of_owners(told, {"7": job}.get)
+    kept, dropped = of_owners(told, job)
     assert bool(kept.processes) == (uid == OWNER or member_by == "slurm")
     assert dropped == 1 - len(kept.processes)
 
@@ -120,7 +129,7 @@ def test_a_wish_counts_as_the_owners_from_a_node_of_this_run_while_it_runs(
     nodes = () if state == "PENDING" else ("n1", "n2")
     job = slurm_job(job_id="7", uid=OWNER, state=state, nodes=nodes)
     told = Report(node=node, boot_id="b", agent_id="a", sequence=1, wishes=(replace(WISH, uid=uid, restarts=restarts),))
-    kept, dropped = of_owners(told, {"7": job}.get)
+    kept, dropped = of_owners(told, job)
     assert bool(kept.wishes) == ((uid, node, state, restarts) == (OWNER, "n1", "RUNNING", 0))
     assert dropped == 1 - len(kept.wishes)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.run import KEPT_ERRORS, new_run, past_run
 from slurm_watchdog.controller.state.run_updates import note_absent, note_process
 from slurm_watchdog.diagnose.logs.reported_run import attributed_errors
@@ -242,7 +241,7 @@ def test_a_broken_gpu_explains_the_error_of_the_rank_on_it_and_of_no_other() -> 
 
 
 def test_of_a_rank_that_was_started_again_the_last_process_counts_and_when_it_ended() -> None:
-    run = new_run(slurm_job(start_at=None), 0.0, None, None, LeftOut())
+    run = new_run(slurm_job(start_at=None), 0.0, None, None)
     for pid, at in ((900, 10.0), (100, 50.0)):
         note_process(run, ("n1", pid, 5), process(0, pid=pid), at)
         note_absent(run, "n1", set(), at + 5.0)

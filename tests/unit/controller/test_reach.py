@@ -50,7 +50,7 @@ def asked(
 def test_a_machine_that_does_not_answer_while_two_others_do_is_counted_each_time() -> None:
     state, calls = asked({"a0": False})
     assert calls == [["a0", "a1", "a2"]] * 3, "n1 and n2 report"
-    (found,) = state.unreached.views(NOW + 12)
+    (found,) = state.surroundings(NOW + 12).unreached
     assert (found.name, found.tries, found.seconds) == ("n0", 3, 12.0)
 
 
@@ -61,7 +61,7 @@ def test_a_machine_counts_as_there_if_it_answers_or_nobody_can_tell() -> None:
         {"a0": False, "a1": False, "a2": False},
         {"a0": False, "a1": None, "a2": None},
     ):
-        assert asked(there)[0].unreached.views(NOW) == (), there
+        assert asked(there)[0].surroundings(NOW).unreached == (), there
 
 
 def test_nobody_is_asked_after_a_node_that_reports_or_has_no_job() -> None:
@@ -72,7 +72,7 @@ def test_nobody_is_asked_after_a_node_that_reports_or_has_no_job() -> None:
 def test_a_report_of_the_node_ends_the_matter() -> None:
     state, _ = asked({"a0": False})
     state.apply_report(Report(node="n0", boot_id="b", agent_id="a", sequence=1), NOW + 15)
-    assert state.unreached.views(NOW + 15) == ()
+    assert state.surroundings(NOW + 15).unreached == ()
 
 
 def test_after_a_minute_it_is_asked_less_often() -> None:

@@ -16,8 +16,8 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.model.protocol import CommandResult, DumpStacks, Reply
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.codec import decode_reply, encode_report
-from slurm_watchdog.wire.frames import HELLO, MAGIC, OPENED, ORDERS, REPORT, TAKEN, Hello, Inbox, pack
+from slurm_watchdog.wire.codec import decode_reply, encode_reply, encode_report
+from slurm_watchdog.wire.frames import HELLO, MAGIC, NEWS, OPENED, ORDERS, REPORT, STATE, TAKEN, Hello, Inbox, pack
 from slurm_watchdog.wire.stream_server import SILENT_S
 from tests.builders.identity_door import Agent, Port, agent, body_of, listening, lost, until
 
@@ -57,6 +57,25 @@ def test_what_is_asked_is_pushed_at_once_and_before_the_first_report_it_waits_fo
         stream.close()
 
 
+def test_what_says_that_all_is_as_before_is_answered_only_with_news() -> None:
+    said = [Reply(controller_id="c")]
+    with listening(take=lambda report: said[0]) as port:
+        stream = agent(port).controller.open(20.0)
+        stream.send(REPORT, body_of("n1"))
+        assert stream.receive() == (TAKEN, encode_reply(said[0]))
+        for sequence in range(2, 6):
+            stream.send(STATE, body_of("n1", sequence))
+        said[0] = Reply(controller_id="c", running=("7",))
+        stream.send(STATE, body_of("n1", 6))
+        frames = [stream.receive()]
+        said[0] = Reply(controller_id="c", running=("7",), commands=(DumpStacks(id="a", job_id="7", restarts=0),))
+        stream.send(STATE, body_of("n1", 7))
+        frames.append(stream.receive())
+        assert [frame and (frame[0], decode_reply(frame[1]).running) for frame in frames] == [(NEWS, ("7",))] * 2
+        assert [each.sequence for each in port.reports] == [*range(1, 8)]
+        stream.close()
+
+
 def test_nothing_is_pushed_by_a_controller_that_may_not_be_the_active_one() -> None:
     queue, active = CommandQueue(), [True]
     with listening(commands=queue, is_active=lambda: active[0]) as port:
@@ -73,8 +92,7 @@ def test_nothing_is_pushed_by_a_controller_that_may_not_be_the_active_one() -> N
 
 def look(port: Port, seconds: float) -> None:
     """As the port looks for streams that take too long, so much later."""
-    now = clock.monotonic() + seconds
-    port.do(lambda: [each.check(now) for each in list(port.server.connections)] and None)
+    port.do(lambda: [each.check(port.server.now() + seconds) for each in list(port.server.connections)] and None)
 
 
 @pytest.mark.parametrize(("interval_s", "limit_s"), [(5.0, SILENT_S), (60.0, 180.0)])
@@ -96,7 +114,7 @@ def test_a_controller_that_was_stopped_for_a_minute_blames_nobody() -> None:
     with listening() as port:
         one = agent(port)
         assert one.report() == "taken"
-        port.do(lambda: port.server.record_lag(clock.monotonic(), 60.0))
+        port.do(lambda: port.server.record_lag(60.0))
         look(port, 60.0 + SILENT_S - 1.0)
         assert one.report("n1", 2) == "taken"
         assert lost(port, "silent") == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from slurm_watchdog.agent.sums import NodeSums
-from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.nodes import Nodes
 from slurm_watchdog.model.observations import Gpu, Resource, Usage
 from slurm_watchdog.model.report import Report
@@ -36,7 +35,7 @@ def test_share_of_a_reason_under_load_rises_falls_and_is_forgotten() -> None:
     ("counts", "rose"), [((None, 5), False), ((0, 1), True), ((2, None, 5), False), ((3, 3), False), ((3, 1), False)]
 )
 def test_count_of_kills_rises_between_two_known_numbers_alone(counts: tuple[int | None, ...], rose: bool) -> None:
-    nodes = Nodes(LeftOut())
+    nodes = Nodes()
     for at, refused in enumerate(counts):
         usage = Usage(resource=Resource.MEMORY, used=1, job_id="7", refused=refused)
         nodes.apply(Report(node="n1", boot_id="b", agent_id="a", sequence=1, usages=(usage,)), float(at))

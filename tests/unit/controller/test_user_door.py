@@ -67,7 +67,7 @@ class Vouching(MungeLibrary):
             uid, to, encrypted, payload, _ = json.loads(base64.b64decode(credential[6:-1]))
         except ValueError:
             raise BadCredential("Invalid credential") from None
-        return Credential(uid, 1, to, encrypted, base64.b64decode(payload))
+        return Credential(uid, to, encrypted, base64.b64decode(payload))
 
     async def encode(self, payload: bytes, uid: int) -> str:
         return self.make(os.geteuid(), payload, uid)
@@ -313,7 +313,7 @@ def test_connections_of_one_address_are_bounded_and_idle_ones_are_closed(control
                 assert await asyncio.wait_for(idle[-1][0].read(1), 20) == b""
             assert refused == {"too_many_of_one_address": 1}
             for each in list(server.connections):
-                each.check(each._since + DEADLINE_S + 1.0)
+                each.check(each.since + DEADLINE_S + 1.0)
             for reader, writer in idle[:-1]:
                 assert await asyncio.wait_for(reader.read(1), 20) == b""
                 writer.close()

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.collectors.link import KEY
 from slurm_watchdog.analysis.links import stopped
 from slurm_watchdog.controller.node_history.suspicion import blamed
-from slurm_watchdog.controller.state.links import Links
+from slurm_watchdog.controller.state.nodes import KnownLink, look_at
 from slurm_watchdog.detect import slow_node
 from slurm_watchdog.detect.link_fault import detect
 from slurm_watchdog.detect.slow_job import SlowJob
@@ -124,13 +124,13 @@ def test_adapter_whose_counters_cannot_be_read_is_named_by_its_node() -> None:
 
 
 def test_a_nodes_past_has_flaps_rates_and_rises() -> None:
-    links, at = Links(), 0.0
+    links, at = dict[str, KnownLink](), 0.0
     first = Link(name="a", kind="infiniband", up=True, rate_bits_s=400, downs=3, errors=5)
 
     def look(**changes: Any) -> LinkView:
         nonlocal at
         at += 30.0
-        (found,) = links.apply((replace(first, **changes),), at)
+        (found,) = look_at(links, (replace(first, **changes),), at)
         return found
 
     assert look(downs=1) == LinkView(link=replace(first, downs=1), best_rate_bits_s=400)
@@ -150,20 +150,20 @@ def test_a_nodes_past_has_flaps_rates_and_rises() -> None:
     assert late.rising is not None and late.rising.times == 1
     assert look(downs=0, rate_bits_s=100, errors=9).best_rate_bits_s == 100
     assert late.carried
-    assert links.apply((), at) == ()
+    assert look_at(links, (), at) == ()
     at += 3700.0
     assert look(downs=0, errors=8).went_down == ()
 
 
 def test_a_link_of_which_nobody_counts_bytes_is_judged_once_it_was_up_for_minutes() -> None:
-    links, up = Links(), Link(name="a", kind="infiniband", up=True)
+    links, up = dict[str, KnownLink](), Link(name="a", kind="infiniband", up=True)
     for at in range(0, 600, 60):
-        (found,) = links.apply((up,), float(at))
+        (found,) = look_at(links, (up,), float(at))
         assert found.carried is (at >= 300)
-    (down,) = links.apply((replace(up, up=False),), 660.0)
+    (down,) = look_at(links, (replace(up, up=False),), 660.0)
     assert (down.carried, down.down_since) == (True, 660.0)
-    spare, counted = Links(), replace(up, sent_bytes_s=0.0, received_bytes_s=0.0)
-    assert not any(spare.apply((counted,), float(at))[0].carried for at in range(0, 3600, 60))
+    spare, counted = dict[str, KnownLink](), replace(up, sent_bytes_s=0.0, received_bytes_s=0.0)
+    assert not any(look_at(spare, (counted,), float(at))[0].carried for at in range(0, 3600, 60))
 
 
 def moves(mbytes_s: float, usual: float = 1e9) -> LinkView:

@@ -7,7 +7,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.nodes import Nodes
 from slurm_watchdog.detect import orphan_gpu_process
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
@@ -114,7 +113,7 @@ def test_a_silent_node_that_had_some_of_them_clears_nothing() -> None:
 
 
 def test_a_node_that_was_restarted_has_none_of_them_any_more() -> None:
-    nodes = Nodes(LeftOut())
+    nodes = Nodes()
 
     def report(boot_id: str, *holders: GpuHolder) -> ClusterView:
         nodes.apply(Report(node="n1", boot_id=boot_id, agent_id="a", sequence=1, gpu_holders=holders), NOW)

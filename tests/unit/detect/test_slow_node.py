@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.nodes import RISE_BREAK_S, Nodes
 from slurm_watchdog.detect import slow_node
 from slurm_watchdog.detect.slow_job import SlowJob
@@ -143,7 +142,7 @@ def test_a_job_on_one_node_has_nobody_to_compare_with() -> None:
 
 
 def test_a_counter_rises_since_the_first_of_its_rises_without_a_long_break() -> None:
-    nodes = Nodes(LeftOut())
+    nodes = Nodes()
 
     def look(number: int, at: float, count: int) -> tuple[Rise, ...]:
         gpu = Gpu(uuid="GPU-1", index=0, pcie_replays=count)

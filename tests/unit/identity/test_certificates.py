@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import ssl
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.identity.secret_files import IdentityError, check_secret
-from slurm_watchdog.identity.tls import parse_end, read_end
+from slurm_watchdog.identity.tls import read_end
 from tests.builders.identity_files import DAY_S, issue, make_authority
 
 
@@ -43,18 +42,12 @@ def test_the_end_of_a_certificate_is_the_one_that_openssl_reads(ca: Path) -> Non
         "-----BEGIN CERTIFICATE-----\n%%\n",
     ],
 )
-def test_text_without_a_certificate_raises(text: str) -> None:
-    with pytest.raises(ValueError):
-        parse_end(text)
-
-
-def test_a_certificate_that_is_cut_off_anywhere_is_refused_and_nothing_else_happens(ca: Path) -> None:
-    text = (ca / "nodes/n1/agent.crt").read_text()
-    der = base64.b64decode("".join(text.splitlines()[1:-1]))
-    assert parse_end(ssl.DER_cert_to_PEM_cert(der)) > time.time()
-    for size in range(len(der)):
-        with pytest.raises(ValueError):
-            parse_end(ssl.DER_cert_to_PEM_cert(der[:size]))
+def test_text_without_a_certificate_raises(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.crt").write_text(text)
+    with pytest.raises(IdentityError, match="is not a certificate"):
+        read_end(str(tmp_path / "x.crt"))
+    with pytest.raises(IdentityError, match="is not a certificate"):
+        read_end(str(tmp_path / "missing"))
 
 
 def test_a_key_that_others_may_read_is_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ AGENT_FIGURES = {
     "agent.threads",
     "both.tick_cpu_p50_ms",
     "both.tick_cpu_p99_ms",
-    "agent.scrape_cpu_ms",
 }
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler for the load")
 

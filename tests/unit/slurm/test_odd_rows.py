@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.controller.state.node_ownership import jobs_now
+from slurm_watchdog.controller.state.runs import jobs_now
 from slurm_watchdog.model.slurm import NEEDED, SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.slurm_states import OVER
 from slurm_watchdog.slurm import parse, pyslurm_client

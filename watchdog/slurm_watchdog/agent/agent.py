@@ -13,18 +13,16 @@ from slurm_watchdog.agent.collectors.collector import Collectors, CollectorSpec
 from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.agent.commands import Commands
 from slurm_watchdog.agent.context import make_context
+from slurm_watchdog.agent.memory import Memory, MemoryFile
 from slurm_watchdog.agent.proc.files import BOOT_ID, read_words
 from slurm_watchdog.agent.processes.report_rows import choose
-from slurm_watchdog.agent.reload.reload import Handover, write_handover
-from slurm_watchdog.agent.reload.settings import Settings
-from slurm_watchdog.agent.sums import recall
+from slurm_watchdog.agent.settings import Settings
 from slurm_watchdog.agent.workers.child import FIRST_TRIM, TRIM_EVERY, give_back_memory
-from slurm_watchdog.agent.workers.spawner import SpawnerDied
 from slurm_watchdog.base import clock, loop
+from slurm_watchdog.base.redact import masked
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.protocol import Command, Reply
 from slurm_watchdog.model.report import ProcessSection, Report, with_sections
-from slurm_watchdog.wire.redact_values import masked
 
 if TYPE_CHECKING:
     from slurm_watchdog.agent.delivery.spool import Waiting
@@ -41,23 +39,22 @@ class Agent:
     """What one agent knows and does. To be made before any other thread: it forks its children's parent."""
 
     def __init__(
-        self, config: Settings, once: bool = False, before: Handover | None = None,
-        collectors: Iterable[CollectorSpec] = COLLECTORS,
+        self, config: Settings, once: bool = False, collectors: Iterable[CollectorSpec] = COLLECTORS
     ):  # fmt: skip
-        """With `once` everything is looked at in the first tick already, and nothing is remembered on disk.
-        `before` is what the agent knew that this process was until now."""
-        before = before or Handover()
+        """With `once` everything is looked at in the first tick already, and nothing is remembered."""
         self.config, self.node, self.boot_id = config, node_name(config), read_words(BOOT_ID) or ""
         self.agent_id, self.sequence = uuid.uuid4().hex, 0
         self.interval_s = config.agent.interval
-        self.sums = recall(before.sums)
-        self.context = context = make_context(config, self.node, self.boot_id, once, before.jobs, before.children)
+        self.memory = MemoryFile("" if once else config.agent.state_directory, self.boot_id, self.node)
+        self.before = before = self.memory.take(clock.monotonic())
+        self.sums = before.sums
+        self.context = context = make_context(config, self.node, self.boot_id, once, before, self._keep_position)
         self.probes, self.jobs, self.gpus = context.workers, context.jobs, context.gpus
         self.collectors = Collectors(collectors, context)
         self.commands = Commands(context, config.kill_switch_prefixes)
         self.seen = loop.Isolated()  # What became of the collectors in the last tick.
         self._named: frozenset[tuple[int, int]] = frozenset()  # In the last report, where it could not name all.
-        self._closed = False
+        self._closed, self._position = False, before.kernel_log
         context.processes.remember(before.processes)
         context.logs.remember(before.logs)
         context.orphan_gpu_processes.remember(before.orphans)
@@ -123,38 +120,32 @@ class Agent:
         return "process" not in self.seen.failed
 
     def close(self) -> None:
-        """Keeps on disk what the next agent should know, and lets the children go."""
-        if self._closed:
-            return
-        self._closed = True
-        self._save()
-        self.context.supervisors.close()
-        self.probes.close()
+        """Lets the children and the supervisors of jobs go."""
+        if not self._closed:
+            self._closed = True
+            self.collectors.close(clock.monotonic())
+            self.context.supervisors.close()
+            self.probes.close()
 
-    def leave(self, reports: tuple[Waiting, ...], controller_id: str) -> int:
-        """As `close`, before exec: returns the descriptor with all that the next agent should know. Raises OSError."""
-        self._save()
-        fd = write_handover(self.memory(reports, controller_id))
-        self._closed = True
-        self.probes.close()
-        return fd
-
-    def memory(self, reports: tuple[Waiting, ...], controller_id: str) -> Handover:
-        """What this agent knows; its children that have something to do are the next one's from now on."""
-        return Handover(
-            children=self.probes.hand_off(),
+    def remember(self, reports: tuple[Waiting, ...], controller_id: str) -> None:
+        """Keeps what the next agent has to know; `reports` are those that the controller has not taken. To be called
+        at the end, when all that was seen is in a report."""
+        now = clock.monotonic()
+        memory = Memory(
+            kernel_log=self._position,
+            hung=self.probes.unanswered(now),
             reports=reports,
             processes=self.context.processes.memory(),
             logs=self.context.logs.memory(),
             orphans=self.context.orphan_gpu_processes.memory(),
             jobs=self.jobs,
             commands=self.commands.memory(),
-            sums=self.sums.memory(),
+            sums=self.sums,
             controller_id=controller_id,
         )
+        self.memory.write(memory, now)
 
-    def _save(self) -> None:
-        try:
-            self.collectors.close(clock.monotonic())
-        except SpawnerDied:
-            pass  # they got the signal to end, too, and were faster: what is on disk is as old as it was saved last
+    def _keep_position(self, position: int, now: float) -> None:
+        """How far the kernel's log was read: kept as soon as it changes, for an agent that is killed."""
+        self._position = position
+        self.memory.write(Memory(kernel_log=position), now)

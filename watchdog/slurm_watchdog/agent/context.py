@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable
 from functools import partial
 
-from slurm_watchdog.agent.collectors import kernel_log, link
+from slurm_watchdog.agent.collectors import link
 from slurm_watchdog.agent.collectors.collector import CollectorContext, Sections
 from slurm_watchdog.agent.evidence import nccl_ras, node_settings
 from slurm_watchdog.agent.files import as_owner
@@ -18,30 +18,25 @@ from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
 from slurm_watchdog.agent.gpu.reader import GpuReader
 from slurm_watchdog.agent.helper.requests import TASKS, Dispatch, Task, tasks_by_name
 from slurm_watchdog.agent.logs.job_logs import JobLogs
+from slurm_watchdog.agent.memory import Memory
 from slurm_watchdog.agent.proc.files import links_of
 from slurm_watchdog.agent.proc.kmsg import KmsgFile
 from slurm_watchdog.agent.processes import identify
 from slurm_watchdog.agent.processes.delegated_proc import DelegatedFiles
-from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import ProcessReader
 from slurm_watchdog.agent.processes.supervisor_link import SupervisorLink
-from slurm_watchdog.agent.reload.reload import check_config
-from slurm_watchdog.agent.reload.settings import Settings
+from slurm_watchdog.agent.settings import Settings
 from slurm_watchdog.agent.workers.become_user import may_become_others, why_too_mighty
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import (
     AskRas,
-    CheckConfig,
     NameUsers,
     ProbeMountPoint,
     ReadGpus,
     ReadLinks,
     ReadNodeSettings,
-    ReadState,
-    WriteState,
 )
 from slurm_watchdog.agent.workers.spawner import HelperLink, is_usable
-from slurm_watchdog.agent.workers.worker import InheritedWorker
 from slurm_watchdog.base.mounts import read_mounts
 from slurm_watchdog.model.supervisor import AGENT_SOCKET
 
@@ -55,19 +50,16 @@ OWN_TASKS = tasks_by_name(
     Task(NameUsers, identify.name_users),
     Task(ReadGpus, nvml.read_gpus),
     Task(ReadLinks, link.read_links),
-    Task(ReadState, kernel_log.read_state),
-    Task(WriteState, kernel_log.write_state),
-    Task(CheckConfig, check_config),
 )
 """Everything that an agent's own workers do: the helper's share too, where there is no helper."""
 
 
 def make_context(
-    config: Settings, node: str, boot_id: str, once: bool, jobs: JobsHere, inherited: Iterable[InheritedWorker] = ()
+    config: Settings, node: str, boot_id: str, once: bool, before: Memory, keep_position: Callable[[int, float], None]
 ) -> CollectorContext:
-    """Forks the parent of all workers: to be called from the main thread, before any other thread. `jobs` and
-    `inherited` are of the agent that this process was until now."""
-    settings = config.agent
+    """Forks the parent of all workers: to be called from the main thread, before any other thread. `before` is what
+    the agent before this one knew; `keep_position` is given the kernel log's, and now, when it changes."""
+    settings, jobs = config.agent, before.jobs
     helper = HelperLink(settings.helper_socket) if is_usable(settings.helper_socket) else None
     personal = config.personal or (helper is None and why_too_mighty() is None)
     dispatch = Dispatch(
@@ -77,7 +69,7 @@ def make_context(
         config.kill_switch_prefixes,
         os.getuid() if personal else None,
     )
-    workers = WorkerPool(dispatch, helper=helper, helped=TASKS, inherited=inherited)
+    workers = WorkerPool(dispatch, helper=helper, helped=TASKS, former=before.hung)
     far = DelegatedFiles(workers) if helper is not None else None
     becomes = helper is not None or (not personal and may_become_others())
     logs = JobLogs(workers, read_mounts(), node, settings.log_patterns, become_owner=becomes, here=jobs)
@@ -100,4 +92,6 @@ def make_context(
         links_of=far.devices_of if far else links_of),
         supervisors=SupervisorLink("" if once or personal else AGENT_SOCKET, jobs, processes.table.entries),
         open_kernel_log=KmsgFile if helper is None else helper.open_kernel_log,
+        kernel_log_position=before.kernel_log,
+        keep_position=keep_position,
     )  # fmt: skip

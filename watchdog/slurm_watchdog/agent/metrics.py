@@ -1,36 +1,253 @@
-"""The agent's own /metrics: how it fares itself, and what is worth a graph without a controller.
+"""The agent's metrics for node_exporter's textfile collector: GPUs, what only this node knows, how the agent fares.
 
-A tick only leaves its report here and adds to a few counters; everything else happens when Prometheus asks. No label
-holds a pid or a user's text, and no metric has more than MAX_ROWS series: what is above is left out, and counted.
+Every WRITE_S the loop replaces one file, in memory (/run), where writing cannot hang. No label holds a pid or a user's
+text, and no metric has more than MAX_ROWS series: what is above is left out, and counted. What is in the file is as old
+as the file: node_exporter serves that as node_textfile_mtime_seconds. At the agent's end the file goes.
+
+Prometheus' text format (https://prometheus.io/docs/instrumenting/exposition_formats/, version 0.0.4) is written here:
+importing prometheus_client takes 14 MiB, half of what an agent may have.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
-import socket
-import threading
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from contextlib import suppress
+from typing import NamedTuple
 
 import slurm_watchdog
-from slurm_watchdog.agent.collectors.collector import Family, Series, largest
-from slurm_watchdog.agent.collectors.registry import COLLECTORS
-from slurm_watchdog.base import clock, loop
-from slurm_watchdog.base.loop import Isolated, isolate
+from slurm_watchdog.base.descriptors import describe
+from slurm_watchdog.base.loop import Isolated
 from slurm_watchdog.model.report import Report
-
-# Prometheus' text format, and a listener that answers with it: so little is needed that its library, of 14 MiB, is
-# not loaded.
-# The format: https://prometheus.io/docs/instrumenting/exposition_formats/ (version 0.0.4).
 
 log = logging.getLogger(__name__)
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MAX_REQUEST = 16 * 1024
-CLIENT_S = 2.0  # One scrape, from its first byte to the last of the answer: a slow reader delays the next by no more.
+FILE = "slurm-watchdog.prom"
+WRITE_S = 15.0  # As often as Prometheus usually asks.
+PREFIX = "slurm_watchdog_"
+MAX_ROWS = 512  # Series of one metric: 16 GPUs with 32 reasons each; a node has far fewer of anything.
+PROBE_OWNER = re.compile(r":(-?\d+|self)$")
+JOB_ID = re.compile(r"\d{1,12}(_\d{1,12})?")
+GPU = ("gpu_uuid", "gpu")
+GPU_VALUES: tuple[tuple[str, str, str], ...] = (
+    ("utilization_ratio", "Share of the time in which it computed.", "utilization_ratio"),
+    ("sm_clock_hertz", "Clock of its multiprocessors.", "sm_clock_hz"),
+    ("memory_clock_hertz", "Clock of its memory.", "memory_clock_hz"),
+    ("power_watts", "Power it draws.", "power_w"),
+    ("temperature_celsius", "Temperature of its chip.", "temperature_c"),
+    ("memory_used_bytes", "Memory in use.", "memory_used_bytes"),
+    ("memory_total_bytes", "Memory it has.", "memory_total_bytes"),
+    ("ecc_corrected_errors_total", "Corrected ECC errors.", "ecc_corrected"),
+    ("ecc_uncorrected_errors_total", "Uncorrected ECC errors.", "ecc_uncorrected"),
+    ("remapped_rows_corrected", "Rows replaced for corrected errors.", "remapped_rows_corrected"),
+    ("remapped_rows_uncorrected", "Rows replaced for uncorrected errors.", "remapped_rows_uncorrected"),
+    ("remap_pending", "1: a row will be replaced at the next reset.", "remap_pending"),
+    ("remap_failed", "1: no spare row was left.", "remap_failed"),
+    ("retired_pages", "Pages retired for memory errors.", "retired_pages"),
+    ("retired_pages_pending", "1: a page will be retired at the next reset.", "retired_pages_pending"),
+    ("pcie_link_width", "Lanes of PCIe in use.", "pcie_link_width"),
+    ("pcie_link_width_max", "Lanes of PCIe that it could have.", "pcie_link_width_max"),
+    ("pcie_link_generation", "Generation of PCIe in use; lower while idle.", "pcie_link_generation"),
+    ("pcie_replays_total", "Retransmissions on PCIe.", "pcie_replays"),
+    ("nvlinks_active", "Links to other GPUs that work.", "nvlinks_active"),
+    ("nvlinks_down", "Links that it has and that are not active.", "nvlinks_down"),
+    ("nvlink_errors_total", "Errors of all its links.", "nvlink_errors"),
+    ("sm_active_ratio", "Share of its multiprocessors that had work, over about a minute.", "sm_active_ratio"),
+    ("tensor_active_ratio", "Share of its tensor cores that had work.", "tensor_active_ratio"),
+    ("dram_active_ratio", "Share of its memory's bandwidth in use.", "dram_active_ratio"),
+    ("nvlink_bytes_per_second", "Sent and received by all its links.", "nvlink_bytes_s"),
+    ("pcie_bytes_per_second", "Sent and received on PCIe.", "pcie_bytes_s"),
+)  # fmt: skip
+"""Name, help, and where the value is in Gpu. A GPU that does not answer has no value, not its last one."""
+
+Labels = tuple[str, ...]
+
+
+class Family(NamedTuple):
+    """One metric with its series. No label holds a pid or a user's text."""
+
+    name: str  # Without the prefix that all metrics have; ends in its unit.
+    help: str
+    labels: Labels = ()
+    series: Iterable[tuple[Labels, float]] = ()
+
+    @property
+    def kind(self) -> str:
+        return "counter" if self.name.endswith("_total") else "gauge"
+
+
+class AgentMetrics:
+    """What the loop counts, and its last report."""
+
+    def __init__(self, directory: str = "", node: str = "", certificates: Callable[[], Mapping[str, float]] = dict):
+        """Without a directory nothing is written. `certificates` says when certificates end; it must not block."""
+        self.path = os.path.join(directory, FILE) if directory else ""
+        self._node, self._certificates = node, certificates
+        self._report: Report | None = None
+        self._seen, self._spool_bytes = Isolated(), 0
+        self._outcomes: Counter[str] = Counter()
+        self._ticks, self._longest_s = 0, 0.0
+        self._driver_s: float | None = None
+        self._events: Counter[Labels] = Counter()
+        self._mounts: dict[str, float] = {}  # The last answer of each: a probe answers once a minute.
+        self._written_at, self._problem = float("-inf"), ""
+
+    def count_report(self, outcome: str) -> None:
+        """Adds one report with this outcome. May be called from any thread."""
+        self._outcomes[outcome] += 1
+
+    def count_tick(self, seconds: float) -> None:
+        """Adds one tick that took so long, whole or not."""
+        self._ticks, self._longest_s = self._ticks + 1, max(self._longest_s, seconds)
+
+    def update(self, report: Report, seen: Isolated, spool_bytes: int, driver_s: float | None = None) -> None:
+        """Takes over what one tick saw; `driver_s` is the time that it spent in NVML."""
+        if driver_s is not None:
+            self._driver_s = max(self._driver_s or 0.0, driver_s)
+        self._report, self._seen, self._spool_bytes = report, seen, spool_bytes
+        if not report.processes:
+            self._mounts.clear()
+        self._mounts.update({probe.mount: probe.seconds for probe in report.mounts})
+        for event in report.node_events:
+            if not event.backlog:
+                self._events[event.name, event.severity.value] += 1 + event.repeats
+
+    def write(self, now: float) -> None:
+        """Replaces the file in one step, where it is due. What hinders is logged once."""
+        if not self.path or now - self._written_at < WRITE_S:
+            return
+        problem, directory, temporary = "", os.path.dirname(self.path), f"{self.path}.new"
+        try:
+            if not os.path.isdir(directory):
+                os.mkdir(directory)
+                os.chmod(directory, 0o755)  # noqa: S103 -- for node_exporter, whatever umask the unit has
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with open(fd, "wb") as file:
+                os.fchmod(fd, 0o644)
+                file.write(self.render())
+            os.replace(temporary, self.path)
+        except OSError as error:
+            problem = f"no metrics are written: {describe(error)} (agent.metrics_directory)"
+        if problem and problem != self._problem:
+            log.warning("%s", problem)
+        self._problem, self._written_at, self._longest_s, self._driver_s = problem, now, 0.0, None
+
+    def remove(self) -> None:
+        """Takes the file away: its values would be taken for new ones."""
+        if self.path:
+            with suppress(OSError):
+                os.unlink(self.path)
+
+    def families(self) -> list[Family]:
+        """Every metric, those without series included."""
+        return [*self._own(), *_of_report(self._report or _NOTHING, self._mounts)]
+
+    def render(self) -> bytes:
+        """All series, in Prometheus' text format."""
+        lines, left_out = [], 0
+        for each in self.families():
+            series = list(each.series)
+            left_out += max(0, len(series) - MAX_ROWS)
+            lines += format_family(each._replace(series=series[:MAX_ROWS]))
+        lines += format_family(DROPPED._replace(series=[((), left_out)]))
+        return ("\n".join(lines) + "\n").encode(errors="replace")
+
+    def _own(self) -> Iterable[Family]:
+        seen = self._seen
+        text, built = "1, with the version, and Slurm's name of the node.", (slurm_watchdog.__version__, self._node)
+        yield Family("agent_build_info", text, ("version", "node"), [(built, 1)])
+        yield Family("ticks_total", "Ticks of the loop.", (), [((), self._ticks)])
+        text = "The longest tick since the file was written last."
+        yield Family("agent_tick_seconds", text, (), [((), self._longest_s)])
+        spent = [] if self._driver_s is None else [((), self._driver_s)]
+        yield Family("nvml_driver_seconds", "The longest that one of these ticks spent in NVML.", (), spent)
+        succeeded = [((name,), name not in seen.failed) for name in seen.seconds]
+        yield Family("collector_success", "1 if the collector worked in the last tick.", ("collector",), succeeded)
+        took = [((name,), seconds) for name, seconds in seen.seconds.items()]
+        yield Family("collector_duration_seconds", "Time the collector took in the last tick.", ("collector",), took)
+        yield Family("spool_bytes", "Reports that wait for the controller.", (), [((), self._spool_bytes)])
+        text = "Reports by what became of them: sent, failed (will be tried again), rejected, expired."
+        outcomes = [((outcome,), count) for outcome, count in sorted(dict(self._outcomes).items())]
+        yield Family("agent_reports_total", text, ("outcome",), outcomes)
+        ends = [((name,), moment) for name, moment in self._certificates().items()]
+        text = "When a certificate of ours ends."
+        yield Family("certificate_expiry_timestamp_seconds", text, ("certificate",), ends)
+        text = "What the kernel's log and NVML report about this node."
+        yield Family("node_events_total", text, ("name", "severity"), sorted(self._events.items()))
+
+
+DROPPED = Family("agent_series_dropped", "Series above the limit of their metric.")
+_NOTHING = Report(node="", boot_id="", agent_id="", sequence=0)
+
+
+def _of_report(report: Report, mounts: Mapping[str, float]) -> Iterable[Family]:
+    gpus = [(gpu, (gpu.uuid, str(gpu.index))) for gpu in report.gpus]
+    for name, text, field in GPU_VALUES:
+        series = [(labels, value) for gpu, labels in gpus if (value := getattr(gpu, field)) is not None]
+        yield Family(f"gpu_{name}", text, GPU, series)
+    throttled = [((*labels, reason), 1.0) for gpu, labels in gpus for reason in gpu.throttle or ()]
+    text = "1 for each reason why its clocks are lower than they could be."
+    yield Family("gpu_throttle_reason", text, (*GPU, "reason"), throttled)
+    text = "1 for the job and the rank whose processes hold it."
+    yield Family("gpu_job", text, (*GPU, "job_id", "rank"), _jobs(report))
+    orphans = (holder for holder in report.gpu_holders if holder.orphan_for_s is not None)
+    held = Counter(uuid for holder in orphans for uuid in holder.gpu_uuids)
+    text = "Processes that hold it and belong to no job that runs here."
+    yield Family("gpu_orphans", text, GPU, [(labels, held[gpu.uuid]) for gpu, labels in gpus])
+    hung = _largest(((probe_label(probe.probe),), probe.seconds) for probe in report.hung_probes)
+    yield Family("probe_hung", "Seconds that a child of the agent has not returned.", ("probe",), hung)
+    text = "Time the last probe of a mount took, or has been out."
+    yield Family("mount_probe_seconds", text, ("mount",), _largest(((name,), value) for name, value in mounts.items()))
+    blocked = [
+        ((job_label(process.job_id), "" if process.rank is None else str(process.rank)), process.blocked.seconds)
+        for process in report.processes
+        if process.blocked is not None
+    ]  # fmt: skip
+    text = 'Time that the longest blocked thread of a rank (rank="": of any other process) has been in one call.'
+    yield Family("process_uninterruptible_seconds", text, ("job_id", "rank"), _largest(blocked))
+    newest: dict[str, tuple[int, float]] = {}
+    for row in report.checkpoints:
+        if row.step is not None and row.age_s is not None:
+            found = row.step, row.age_s
+            newest[job_label(row.job_id)] = max(newest.get(job_label(row.job_id), found), found)
+    ages = [((job,), age_s) for job, (_, age_s) in newest.items()]
+    yield Family("checkpoint_age_seconds", "Age of the newest complete checkpoint.", ("job_id",), ages)
+    lag_bytes = sum(row.lag_bytes for row in report.logs)
+    yield Family("log_lag_bytes", "Bytes of logs that are still to be read.", (), [((), lag_bytes)])
+
+
+def _jobs(report: Report) -> list[tuple[Labels, float]]:
+    """One series for each GPU, job and rank: it joins the series of GPUs with those of jobs."""
+    of_pid = {process.pid: process for process in report.processes}
+    found = {
+        (gpu.uuid, str(gpu.index), job_label(process.job_id), "" if process.rank is None else str(process.rank))
+        for gpu in report.gpus
+        for pid in gpu.pids or ()
+        if (process := of_pid.get(pid)) is not None
+    }  # fmt: skip
+    return [(labels, 1.0) for labels in sorted(found)]
+
+
+def _largest(pairs: Iterable[tuple[Labels, float]]) -> list[tuple[Labels, float]]:
+    """One series for each combination of labels: its largest value."""
+    found: dict[Labels, float] = {}
+    for labels, value in pairs:
+        found[labels] = max(found.get(labels, 0.0), value)
+    return sorted(found.items())
+
+
+def job_label(job_id: str) -> str:
+    """A job's number as a label; `other` for what is none, for a process may claim anything in its environment."""
+    return job_id if JOB_ID.fullmatch(job_id) else "other"
+
+
+def probe_label(probe: str) -> str:
+    """Kind and mount of a child: `files:/shared` of `files:/shared:1000`. No user, no pid."""
+    kind, _, rest = probe.partition(":")
+    return f"{kind}:{PROBE_OWNER.sub('', rest)}" if rest.startswith("/") else kind
 
 
 def escape_label(value: str) -> str:
@@ -48,166 +265,3 @@ def format_family(family: Family) -> list[str]:
         pairs = ",".join(f'{key}="{escape_label(each)}"' for key, each in zip(family.labels, values, strict=True))
         lines.append(f"{name}{{{pairs}}} {format_value(value)}" if pairs else f"{name} {format_value(value)}")
     return [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}", *lines] if lines else []
-
-
-def histogram(name: str, text: str, counts: list[int], total: float) -> list[str]:
-    """The lines of a histogram without labels; `counts` has one more than TICK_BOUNDS, for what is above them all."""
-    lines, below = [f"# HELP {name} {text}", f"# TYPE {name} histogram"], 0
-    for bound, count in zip((*(repr(each) for each in TICK_BOUNDS), "+Inf"), counts, strict=True):
-        below += count
-        lines.append(f'{name}_bucket{{le="{bound}"}} {below}')
-    return [*lines, f"{name}_sum {total!r}", f"{name}_count {below}"]
-
-
-def serve(host: str, port: int, render: Callable[[], bytes]) -> int | None:
-    """Answers on this address from a thread of its own; returns the port, None (with a warning) where it is taken."""
-    try:
-        family_of_host = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family_of_host, backlog=16)
-    except OSError as error:
-        log.warning("no metrics: %s:%d cannot be listened on (%s); set agent.metrics_listen", host, port, error)
-        return None
-    threading.Thread(target=_serve_for_ever, args=(listener, render), name="metrics", daemon=True).start()
-    found: int = listener.getsockname()[1]
-    return found
-
-
-def _serve_for_ever(listener: socket.socket, render: Callable[[], bytes]) -> None:
-    while True:
-        try:
-            client, _ = listener.accept()
-        except OSError:  # no descriptor left: they come back
-            loop.sleep(1.0)
-            continue
-        with client:
-            try:
-                _answer(client, render)
-            except OSError:
-                pass  # it went away, or was too slow
-            except Exception:
-                log.exception("the metrics could not be rendered")
-
-
-def _answer(client: socket.socket, render: Callable[[], bytes]) -> None:
-    end = clock.monotonic() + CLIENT_S
-    request = b""
-    while b"\r\n\r\n" not in request and len(request) < MAX_REQUEST:
-        client.settimeout(max(0.001, end - clock.monotonic()))
-        data = client.recv(4096)
-        if not data:
-            return
-        request += data
-    method, path, _ = (*request.split(b"\r\n", 1)[0].split(b" "), b"", b"")[:3]
-    found = method in (b"GET", b"HEAD") and path.partition(b"?")[0] in (b"/metrics", b"/")
-    body = render() if found else b"/metrics is here, nothing else\n"
-    status = "200 OK" if found else "404 Not Found"
-    head = (
-        f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    client.settimeout(CLIENT_S)
-    client.sendall(head.encode() + (b"" if method == b"HEAD" else body))
-
-
-PREFIX = "slurm_watchdog_"
-MAX_ROWS = 512  # Series of one metric: 16 GPUs with 32 kinds of fault each; a node has far fewer of anything.
-TICK_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
-PROBE_OWNER = re.compile(r":(-?\d+|self)$")
-DROPPED = Family("agent_series_dropped", "Series above the limit of their metric.")
-
-
-class AgentMetrics:
-    """What the loop counts, and its last report. `update` and `count_*` are cheap; `render` may run in any thread."""
-
-    def __init__(
-        self,
-        count_probes: Callable[[], Mapping[str, int]] = dict,
-        read_driver_s: Callable[[], float | None] = lambda: None,
-    ) -> None:
-        """`count_probes` gives children by state, `read_driver_s` the time that the last tick spent in NVML."""
-        self.read_expiry: Callable[[], Mapping[str, float]] = dict  # When certificates end.
-        self._count_probes, self._read_driver_s = count_probes, read_driver_s
-        self._report: Report | None = None
-        self._seen = Isolated()
-        self._spool_bytes = 0
-        self._outcomes: Counter[str] = Counter()
-        self._counters = [(spec.name, spec.counters()) for spec in COLLECTORS if spec.counters is not None]
-        self._tick_counts = [0] * (len(TICK_BOUNDS) + 1)
-        self._tick_s = 0.0
-
-    # -- what the loop says ------------------------------------------------------------------------------------
-
-    def count_report(self, outcome: str) -> None:
-        """Adds one report with this outcome. May be called from any thread."""
-        self._outcomes[outcome] += 1
-
-    def count_tick(self, seconds: float) -> None:
-        """Adds one tick that took so long, whole or not."""
-        self._tick_counts[bisect_left(TICK_BOUNDS, seconds)] += 1
-        self._tick_s += seconds
-
-    def update(self, report: Report, seen: Isolated, spool_bytes: int) -> None:
-        """Takes over what one tick saw."""
-        self._report, self._seen, self._spool_bytes = report, seen, spool_bytes
-        for name, counters in self._counters:
-            isolate(name, partial(counters.update, report), None, Isolated())
-
-    # -- what Prometheus asks ----------------------------------------------------------------------------------
-
-    def families(self) -> list[Family]:
-        """Every metric but the histogram of ticks, those without series included."""
-        found = [*self._own(self._seen)]
-        report = self._report
-        if report is not None:
-            hung = largest(((probe_label(probe.probe),), probe.seconds) for probe in report.hung_probes)
-            text = "Seconds that a child of the agent has not returned."
-            found.append(Family("probe_hung", text, ("probe",), hung))
-            for spec in COLLECTORS:
-                found += isolate(spec.name, partial(_listed, spec.metrics, report), [], Isolated())
-            for name, counters in self._counters:
-                found += isolate(name, partial(_listed, counters.families, report), [], Isolated())
-        return found
-
-    def render(self) -> bytes:
-        """All series, in Prometheus' text format."""
-        lines, left_out = [], 0
-        for each in self.families():
-            series = list(each.series)
-            left_out += max(0, len(series) - MAX_ROWS)
-            lines += format_family(each._replace(series=series[:MAX_ROWS]))
-        text, counts = "Time of one tick.", list(self._tick_counts)
-        lines += histogram(f"{PREFIX}agent_tick_duration_seconds", text, counts, self._tick_s)
-        lines += format_family(DROPPED._replace(series=[((), left_out)]))
-        return ("\n".join(lines) + "\n").encode(errors="replace")
-
-    def _own(self, seen: Isolated) -> Iterable[Family]:
-        succeeded = [((name,), name not in seen.failed) for name in list(seen.seconds)]
-        took = [((name,), seconds) for name, seconds in list(seen.seconds.items())]
-        children = [((state,), count) for state, count in self._count_probes().items()]
-        reports = [((outcome,), count) for outcome, count in sorted(self._outcomes.items())]
-        ends = [((name,), moment) for name, moment in self.read_expiry().items()]
-        driver_s, version = self._read_driver_s(), slurm_watchdog.__version__
-        text = "Reports by what became of them: sent, failed (will be tried again), rejected, expired."
-        rows: tuple[tuple[str, str, str, Iterable[Series]], ...] = (
-            ("agent_build_info", "1, with the version.", "version", [((version,), 1)]),
-            ("ticks_total", "Ticks of the loop.", "", [((), sum(self._tick_counts))]),
-            ("collector_success", "1 if the collector worked in the last tick.", "collector", succeeded),
-            ("collector_duration_seconds", "Time the collector took in the last tick.", "collector", took),
-            ("probes", "Children of the agent.", "state", children),
-            ("spool_bytes", "Reports that wait for the controller.", "", [((), self._spool_bytes)]),
-            ("agent_reports_total", text, "outcome", reports),
-            ("certificate_expiry_timestamp_seconds", "When a certificate of ours ends.", "certificate", ends),
-            ("nvml_driver_seconds", "Time that the last tick spent in NVML.", "",
-             [] if driver_s is None else [((), driver_s)]),
-        )  # fmt: skip
-        for name, text, label, series in rows:
-            yield Family(name, text, (label,) if label else (), series)
-
-
-def _listed(families: Callable[[Report], Iterable[Family]], report: Report) -> list[Family]:
-    return list(families(report))
-
-
-def probe_label(probe: str) -> str:
-    """Kind and mount of a child: `files:/shared` of `files:/shared:1000`. No user, no pid."""
-    kind, _, rest = probe.partition(":")
-    return f"{kind}:{PROBE_OWNER.sub('', rest)}" if rest.startswith("/") else kind

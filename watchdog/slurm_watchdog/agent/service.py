@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,17 +14,17 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.agent import Agent
 from slurm_watchdog.agent.collectors.usage import parse_meminfo
 from slurm_watchdog.agent.frames import Frames
+from slurm_watchdog.agent.memory import Memory
 from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.processes.exit_watch import Exits
 from slurm_watchdog.agent.processes.report_rows import reduced
-from slurm_watchdog.agent.reload.reload import Handover, Reload
-from slurm_watchdog.agent.reload.settings import NO_CONTROLLER, Settings, become_agent
+from slurm_watchdog.agent.reload import Reload
+from slurm_watchdog.agent.settings import NO_CONTROLLER, Settings, become_agent
 from slurm_watchdog.agent.workers.become_user import serve_alone, why_too_mighty
 from slurm_watchdog.agent.workers.spawner import SpawnerDied
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.commit import JSON_SCHEMA_VERSION
 from slurm_watchdog.config.knowledge_files import put_in_force
-from slurm_watchdog.config.types import split_address
 from slurm_watchdog.model.protocol import CollectEvidence, DumpStacks, Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import WireError
@@ -107,19 +106,19 @@ class Service:
         self.agent, self.sender, self.metrics, self.signals = agent, sender, metrics, signals
         self.echo = echo
         self.exits = Exits()
-        self.controller_id = ""
+        self.controller_id = agent.before.controller_id
         self.frames = Frames()
         self._replied_at = float("inf")  # When the controller last took a report.
         self._lost = self._breaks = 0
         self._news = False  # Something happened that is not to wait for the next tick.
         self._ticked_at = float("-inf")
-        self.reload = Reload(file, agent.config, agent.probes, sender.controllers.recheck_files)
+        self.reload = Reload(file, agent.config, sender.controllers.recheck_files)
 
     def wanted_at(self) -> float:
         """When `between` is to be called though nothing wakes it: a report out of turn is due then, or a dump."""
         report_at = self._ticked_at + OUT_OF_TURN_S if self._news else float("inf")
-        link = self.agent.context.supervisors
-        return min(report_at, self.agent.commands.due_at(), link.due_at(clock.monotonic()))
+        link, reload_at = self.agent.context.supervisors, self.reload.due_at(clock.monotonic())
+        return min(report_at, self.agent.commands.due_at(), link.due_at(clock.monotonic()), reload_at)
 
     def tick(self, now: float) -> bool:
         """Makes a report and hands it to the sender; False if this tick could not see."""
@@ -130,7 +129,7 @@ class Service:
         return whole
 
     def last_tick(self) -> None:
-        """What is known and not told yet goes out before this process restarts."""
+        """What is known and not told yet goes out before this process ends, or is kept for the next."""
         self.agent.commands.answer_pending()
         self._tick(clock.monotonic())
 
@@ -139,7 +138,8 @@ class Service:
         self._take_replies(now)
         report = self.agent.tick(now)
         self.exits.follow(report.processes)
-        self.metrics.update(report, self.agent.seen, self.sender.spool_bytes)
+        self.metrics.update(report, self.agent.seen, self.sender.spool_bytes, self.agent.gpus.driver_s)
+        self.metrics.write(now)
         if not self.agent.could_see:
             return False
         if self.echo:
@@ -193,6 +193,7 @@ class Service:
         if self.signals.reload:
             self.signals.reload = False
             self.reload.ask(now)
+        self.reload.follow(now)
         if self.reload.wants_restart(now, busy=bool(self.agent.commands.under_way)):
             self.signals.restart = True
 
@@ -224,12 +225,10 @@ class Service:
             self.agent.gpus.want_processes()  # a job is under suspicion: whose GPU is whose has to be known now
 
 
-def run_agent(
-    config: Settings, *, once: bool = False, as_json: bool = False, file: str = "", handover: Handover | None = None
-) -> int:
+def run_agent(config: Settings, *, once: bool = False, as_json: bool = False, file: str = "") -> int:
     """The agent as a daemon until SIGTERM, or with `once` two ticks and their outcome on standard output. Returns the
-    exit code. At SIGHUP `file` is read again, and this process restarts with it; then it is given `handover`. Without
-    `once` it is 2 for a process with rights that are the helper's."""
+    exit code. At SIGHUP `file` is read again, and this process restarts with it. Without `once` it is 2 for a process
+    with rights that are the helper's."""
     if not once and not config.controller_urls:
         log.critical("%s", NO_CONTROLLER)
         return EXIT_USAGE
@@ -244,11 +243,11 @@ def run_agent(
     if config.personal:
         serve_alone(os.geteuid())
     put_in_force(config.site_texts)  # before the children are forked
-    agent = Agent(config, once, handover)
+    agent = Agent(config, once)
     try:
         if once:
             return _show_once(agent, as_json)
-        return _serve(agent, config, as_json, file, handover)
+        return _serve(agent, config, as_json, file)
     except SpawnerDied as error:
         log.critical("%s: ending, to be started again", error)
         return 1
@@ -256,28 +255,22 @@ def run_agent(
         agent.close()
 
 
-def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handover | None) -> int:
+def _serve(agent: Agent, config: Settings, echo: bool, file: str) -> int:
     # Imported only now: the children, forked long ago, need neither, and their memory counts.
     from slurm_watchdog.agent.delivery.sender import Sender, controllers
     from slurm_watchdog.agent.delivery.spool import Spool
-    from slurm_watchdog.agent.metrics import AgentMetrics, serve
+    from slurm_watchdog.agent.metrics import AgentMetrics
 
-    metrics = AgentMetrics(agent.probes.counts, lambda: agent.gpus.driver_s)
     spool = Spool()
-    if before is not None:
-        spool.take_back(before.reports, clock.monotonic())
-    count: Callable[[str], None] = metrics.count_report
-    security = config.security
-    ours = controllers(config.controller_urls, security, agent.node)
-    sender = Sender(spool, ours, count)
-    metrics.read_expiry = ours.certificates
+    spool.take_back(agent.before.reports, clock.monotonic())
+    ours = controllers(config.controller_urls, config.security, agent.node)
+    metrics = AgentMetrics(config.agent.metrics_directory, agent.node, ours.certificates)
+    sender = Sender(spool, ours, metrics.count_report)
     signals = loop.Signals()
     signals.install()
     sender.start()
-    if config.agent.metrics_listen:
-        serve(*split_address(config.agent.metrics_listen), metrics.render)
     service = Service(agent, sender, metrics, signals, echo, file)
-    service.controller_id = before.controller_id if before is not None else ""
+    agent.before = Memory()  # what it knew is in use now
     log.info("watching %s for %s every %g s", agent.node, config.controller_urls[0], config.agent.interval)
     loop.run_cadence(
         service.tick,
@@ -289,16 +282,24 @@ def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handov
         metrics.count_tick,
         service.wanted_at,
     )
-    if signals.restart and not signals.stop:
+    try:
         service.last_tick()
+    except SpawnerDied:
+        if not signals.stop:
+            raise
+        metrics.remove()
+        return 0  # it got the signal to end, too, and was faster
     sender.stop()
     settings = service.reload.settings
-    if settings is None or not signals.restart:
-        return 0
-    signals.hold()
-    if not signals.stop:
-        left = agent.leave(sender.left(), service.controller_id)
-        become_agent(settings, as_json=echo, file=file, handover=left)
+    restarts = signals.restart and settings is not None
+    if restarts:
+        signals.hold()
+    else:
+        metrics.remove()
+    agent.remember(sender.left(), service.controller_id)
+    agent.close()
+    if restarts and settings is not None and not signals.stop:
+        become_agent(settings, as_json=echo, file=file)
     return 0
 
 

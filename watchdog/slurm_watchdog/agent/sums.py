@@ -4,9 +4,8 @@ what the recent past of each GPU tells. Pure: the moments are arguments."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.model.node_view import work_ratio
@@ -265,19 +264,6 @@ class NodeSums:
         """A whole report was made: sums since the last one begin again."""
         for past in self.gpus.values():
             past.idle, past.idle_looks = 0.0, 0
-
-    def memory(self) -> dict[str, Any]:
-        """What `recall` takes."""
-        found: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
-        return found
-
-
-def recall(memory: dict[str, Any]) -> NodeSums:
-    """What an agent before this one summed up; nothing, where another release wrote it differently."""
-    try:
-        return msgspec.convert(memory, NodeSums, str_keys=True)
-    except msgspec.ValidationError:
-        return NodeSums()
 
 
 def _throttled_now(throttled: dict[str, float], reasons: tuple[str, ...] | None, elapsed_s: float) -> dict[str, float]:

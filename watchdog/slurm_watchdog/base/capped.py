@@ -1,13 +1,13 @@
 """How much of a container a node, a user or a job may fill, and what was left out. Pure bookkeeping.
 
-Every container of the controller that reports can fill is bounded, so that no node and no user can end the controller,
-or displace what is known of others. What was left out is counted (a metric) and reported for a while with its owner
-(`status`).
+Reports are bounded at the door (slurm_watchdog.controller.state.door), and what gathers over time by itself, so that no
+node and no user can end the controller, or displace what is known of others. What was left out is counted (a metric)
+and reported for a while with its owner (`status`).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -19,19 +19,24 @@ V = TypeVar("V")
 
 CAPS: Final[dict[str, str]] = {
     "processes": "processes in a node's report: by the node's share, the user's, and the job's on that node",
-    "gone_ranks": "ranks and workers of a run that have ended",
-    "rows": "rows of a report, of any other kind than processes",
+    "left_out": "jobs and users whose processes a node counts",
+    "wishes": "jobs with directives in a node's report",
+    "logs": "log files in a node's report",
+    "events": "lines of logs in a node's report",
+    "checkpoints": "directories with checkpoints in a node's report",
+    "supervisors": "supervisors in a node's report",
+    "usages": "limits and their use in a node's report",
+    "pressures": "waits for resources in a node's report",
+    "gpus": "GPUs in a node's report",
+    "gpu_holders": "processes without a job that hold a GPU, in a node's report",
+    "mounts": "mounts in a node's report",
+    "hung_probes": "children that hang, in a node's report",
+    "links": "network links in a node's report",
+    "node_events": "lines of the kernel in a node's report",
+    "problems": "failed collectors in a node's report",
+    "results": "answers in a node's report",
     "nodes": "nodes that Slurm does not list",
-    "report_base": "reports with too many processes to be kept",
-    "log_offsets": "how far a node has read a log file",
-    "logs": "log files of a run",
-    "checkpoint_directories": "directories with checkpoints of a run",
-    "gpus": "GPUs of a node with their past",
-    "gpu_processes": "processes that compute on the GPUs of a node, those included that have ended",
-    "mounts": "mounts of a node with what it answered about them",
     "filesystems": "filesystems that processes wait for",
-    "error_ranks": "ranks that logged an error",
-    "log_starts": "log files of the run before",
     "probes": "filesystems that nodes are asked about at the same time",
     "evidence": "evidence beyond the share of its job's owner",
     "timeline": "lines in the timeline of one incident",
@@ -39,6 +44,8 @@ CAPS: Final[dict[str, str]] = {
 }  # What is capped -> in words. These are all the labels of the metric.
 REPORTED_S = 600.0  # How long an omission is reported.
 MAX_OWNERS = 4096  # Owners that are reported: a few per node.
+MAX_USERS = 64  # Users, with their jobs, that are counted separately for one node.
+UNKNOWN = -1
 
 
 class Shortage(Struct):
@@ -52,58 +59,41 @@ class Shortage(Struct):
     age_s: float
 
 
-@dataclass(slots=True)
-class _Lately:
-    at: float
-    count: int = 0
-    by_user: dict[tuple[int, str | None], int] = field(default_factory=dict)  # User, and his job where it is known.
-
-
 @dataclass
 class LeftOut:
     """What did not fit, of everything. One loop owns it, and sets `at` before it accepts a report."""
 
     at: float = 0.0  # The moment of the report that is taken now.
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAPS, 0))
-    _recent: OrderedDict[tuple[str, str], _Lately] = field(default_factory=OrderedDict)
+    _recent: dict[tuple[str, str], tuple[float, Counter[tuple[int, str | None]]]] = field(default_factory=dict)
+    """(what, whose) -> when last, and how much then by user (-1: not known) and, where it is known, his job."""
 
     def note(self, what: str, whose: str, count: int = 1, uid: int | None = None, job_id: str | None = None) -> None:
         """`count` entries of `whose` were left out. Raises KeyError for what is not in CAPS."""
         self.totals[what] += count
-        known = self._recent.get((what, whose))
-        if known is None or known.at != self.at:
-            known = self._recent[what, whose] = _Lately(self.at)
-            self._recent.move_to_end((what, whose))
-            if len(self._recent) > MAX_OWNERS:
-                self._recent.popitem(last=False)
-        known.count += count
-        if uid is None:
-            return
-        user = (uid, job_id)
-        if user in known.by_user or len(known.by_user) < MAX_USERS:
-            known.by_user[user] = known.by_user.get(user, 0) + count
+        at, counts = self._recent.get((what, whose), (None, Counter[tuple[int, str | None]]()))
+        if at != self.at:
+            counts = Counter()
+            put_newest(self._recent, (what, whose), (self.at, counts), MAX_OWNERS)
+        user = (UNKNOWN if uid is None else uid, job_id)
+        counts[user if user in counts or len(counts) < MAX_USERS else (UNKNOWN, None)] += count
 
     def lately(self, now: float) -> tuple[Shortage, ...]:
-        """What was left out within SHOWN_S, the most first."""
+        """What was left out within REPORTED_S, the most first."""
         found = []
-        for (what, whose), each in self._recent.items():
-            if now - each.at > REPORTED_S:
-                continue
-            uid, job_id = max(each.by_user, key=each.by_user.__getitem__, default=(None, None))
-            found.append(
-                Shortage(what=what, whose=whose, uid=uid, job_id=job_id, count=each.count, age_s=now - each.at)
-            )
+        for (what, whose), (at, counts) in self._recent.items():
+            if now - at <= REPORTED_S:
+                uid, job_id = max(counts, key=lambda user: (user[0] != UNKNOWN, counts[user]))
+                known = None if uid == UNKNOWN else uid
+                found.append(
+                    Shortage(what=what, whose=whose, uid=known, job_id=job_id, count=counts.total(), age_s=now - at)
+                )
         return tuple(sorted(found, key=lambda each: (-each.count, each.what, each.whose)))
 
 
-MAX_USERS = 64  # Users, with their jobs, that are counted separately for one node.
-
-
-def put_newest(known: dict[K, V], key: K, value: V, most: int) -> bool:
-    """Takes an entry over as the newest one; of more than `most` the oldest goes. Returns whether one went."""
+def put_newest(known: dict[K, V], key: K, value: V, most: int) -> None:
+    """Takes an entry over as the newest one; of more than `most` the oldest goes."""
     known.pop(key, None)
     known[key] = value
-    if len(known) <= most:
-        return False
-    del known[next(iter(known))]
-    return True
+    if len(known) > most:
+        del known[next(iter(known))]

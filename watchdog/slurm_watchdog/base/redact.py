@@ -11,13 +11,16 @@ Who cuts text masks it first (`mask_cut`): half a secret is no kind that anybody
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Final, TypeVar
 
 import msgspec
 
 from slurm_watchdog.base.late_regex import late_regex
+from slurm_watchdog.base.structs import mapped
 
 Test = Callable[[re.Match[str]], bool]
 
@@ -243,3 +246,37 @@ def _has_no_order(part: str, least: float) -> bool:
     kinds = ["d" if c.isdigit() else "u" if c.isupper() else "l" if c.islower() else "-" for c in part]
     changes = sum(1 for one, two in pairwise(kinds) if one != two)
     return {"d", "u", "l"} <= set(kinds) and changes >= len(part) * least
+
+
+# ------------------------------------------------------------------------------------------------ whole values
+
+UNMASKED_FIELDS: Final = frozenset({
+    "agent_id", "agent_version", "boot_id", "comm", "command_id", "exclude_nodes", "fs_type", "gpu_uuid",
+    "gpu_uuids", "job_id", "job_ids", "layout", "line", "local", "mig", "mount", "node", "nodes", "pattern",
+    "pci_bus_id", "peer", "phase", "state", "step_id", "subject", "syscall", "throttle", "user", "uuid",
+    "variables", "wanted", "wchan", "wishes", "Finding.mounts", "Gpu.name", "MountProbeRequest.directory",
+    "NodeEvent.name", "NodeEvent.source",
+})  # fmt: skip
+"""Fields of values that are no text of users, or too short to hold a secret (`comm` has 15 characters): identifiers and
+words, which are compared. Lines of events and of the kernel are masked where they are cut. Directives (`wishes`) and
+mounts are used as they are, and masked where they become words."""
+REMEMBERED = 8192  # Texts whose masked form is known: frames, paths and sentences come again in every report.
+MAX_REMEMBERED = 1000  # Characters of such a text.
+V = TypeVar("V")
+_remembered = lru_cache(REMEMBERED)(mask_line)
+
+
+def mask_words(text: str) -> str:
+    """`text` masked; quick for one that was seen before."""
+    return _remembered(text) if len(text) <= MAX_REMEMBERED else mask_line(text)
+
+
+def masked(value: V) -> V:
+    """`value` (struct, tuple, list, dictionary, text) with every text masked; the same object without secrets."""
+    return mapped(value, (str,), _mask_row, UNMASKED_FIELDS)
+
+
+def _mask_row(field: str, texts: Sequence[str]) -> Sequence[str]:
+    if len(texts) > 1 and any("PRIVATE KEY" in each for each in texts):
+        return mask_lines(texts)
+    return list(map(mask_words, texts))

@@ -32,7 +32,7 @@ def agent(asked: Asked, once: bool) -> NoReturn:
     """
     file, as_json = asked.config or "", asked.json
     config = load_or_exit(file)
-    from slurm_watchdog.agent.reload.settings import NO_CONTROLLER, become_agent, settings_of
+    from slurm_watchdog.agent.settings import NO_CONTROLLER, become_agent, settings_of
 
     settings = settings_of(config)
     if not once and not settings.controller_urls:

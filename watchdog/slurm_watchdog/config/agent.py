@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Final, Literal
 
-from slurm_watchdog.config.types import AbsolutePath, AddressOrNone, Name, Seconds, Section, Span, template
+from slurm_watchdog.config.types import AbsolutePath, Name, Seconds, Section, Span, template
 
 
 class Agent(Section, frozen=True):
@@ -16,14 +16,14 @@ class Agent(Section, frozen=True):
     """Slurm's name of this node; auto = SLURMD_NODENAME, otherwise the short host name."""
     interval: Span = 5.0
     """Time between two reports."""
-    metrics_listen: AddressOrNone = "127.0.0.1:9766"
-    """Where the agent serves /metrics to Prometheus; empty = nowhere."""
+    metrics_directory: AbsolutePath = "/run/slurm-watchdog-agent/metrics"
+    """Where the agent writes its metrics for node_exporter's textfile collector: in memory; empty = nowhere."""
     give_up_after: Seconds = 0.0
     """An agent whose controller has not answered for so long ends; 0s = never."""
     probe_deadline: Span = 10.0
     """A child that has not answered by then is reported as hung, gets no new requests and is not replaced."""
-    state_directory: AbsolutePath = "/var/lib/slurm-watchdog-agent"
-    """Where the agent remembers how far it has read the kernel's log: on a local disk; empty = nowhere."""
+    state_directory: AbsolutePath = "/run/slurm-watchdog-agent"
+    """Where an agent that ends leaves what the next one has to know: in memory, below /run; empty = nowhere."""
     kernel_log: AbsolutePath = "/dev/kmsg"
     """The kernel's log, read for hardware, filesystem and memory faults; empty = not read."""
     helper_socket: AbsolutePath = "/run/slurm-watchdog-helper/socket"

@@ -8,6 +8,7 @@ import logging
 import os
 import pwd
 import socket
+import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,6 @@ from slurm_watchdog.base.text import one_line
 from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
-from slurm_watchdog.controller.api.asking import MAX_BODY_BYTES
 from slurm_watchdog.controller.api.doors import MAX_OF_PAGE, UserDoor, few, local_port, open_socket
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.controller import Controller, Outside
@@ -48,6 +48,7 @@ from slurm_watchdog.wire.port import Port
 
 log = logging.getLogger(__name__)
 
+TURN_S = 0.0005  # A thread (munged's answer, a listing of Slurm) waits so long for its turn; the default is 5 ms.
 NO_CREDENTIAL = "MUNGE:AAAA:"  # Asks munged for an answer, which is no.
 
 
@@ -131,6 +132,7 @@ def run_controller(
         log.error("the controller cannot start: %s", error)
         return 1
     else:
+        sys.setswitchinterval(TURN_S)
         return uvloop.run(serving)
     finally:
         for each in (recorder, journal, lease, alone):
@@ -314,9 +316,7 @@ async def open_doors(
         doors.append(UserDoor(controller, MungeLibrary(config.security.munge_socket)).server(count))
         await doors[-1].start(*split_address(config.controller.user_listen))
     if config.controller.page_listen:
-        page = Port(
-            make_page(controller, page_token), MAX_BODY_BYTES, count=count, limits=few(MAX_OF_PAGE, by_address=False)
-        )
+        page = Port(make_page(controller, page_token), count=count, limits=few(MAX_OF_PAGE, by_address=False))
         try:
             await page.start(*split_address(config.controller.page_listen))
             doors.append(page)
@@ -334,23 +334,26 @@ async def _every(interval_s: float, work: Callable[[], Awaitable[object]], stop:
         await asyncio.sleep(interval_s)
 
 
-STATUS_CHARACTERS = 300  # Of the headline that `systemctl status` shows.
+STATUS_CHARACTERS, STATUS_EVERY_S = 300, 5.0  # Of the headline that `systemctl status` shows.
 
 
 async def _tick_until_stopped(controller: Controller, stop: asyncio.Event) -> None:
     """Ticks at a fixed cadence; systemd hears from us only after a whole tick."""
-    interval_s, ready = controller.config.controller.tick, False
+    interval_s, ready, said_at = controller.config.controller.tick, False, float("-inf")
     while not stop.is_set():
         began = clock.monotonic()
         try:
             for _ in controller.pieces():
                 await asyncio.sleep(0)  # reports, questions and actions first
-            alive = "WATCHDOG=1" if ready else "READY=1\nWATCHDOG=1"
-            sd_notify(f"{alive}\nSTATUS={one_line(controller.healthy()[1], STATUS_CHARACTERS)}")
+            sd_notify("WATCHDOG=1" if ready else "READY=1\nWATCHDOG=1")
+            if began - said_at >= STATUS_EVERY_S:
+                sd_notify(f"STATUS={one_line(controller.healthy()[1], STATUS_CHARACTERS)}")
+                said_at = began
             ready = True
         except Exception:  # the boundary: no heartbeat goes out from a tick that did not complete
             log.exception("a tick failed")
-        await asyncio.sleep(max(0.05, interval_s - (clock.monotonic() - began)))
+        took_s = clock.monotonic() - began
+        await asyncio.sleep(max(took_s, interval_s - took_s))  # half of the time is always that of reports
 
 
 BEAT_EVERY_S = 60.0  # dead man's switches alarm after some minutes

@@ -29,7 +29,7 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.api.doors import few, open_socket
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.controller.ingest.endpoint import MAX_SMALL, StandbyDoor, read_page_token, watching_app
+from slurm_watchdog.controller.ingest.endpoint import StandbyDoor, read_page_token, watching_app
 from slurm_watchdog.identity.munge_protocol import STANDBY
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context, make_context
@@ -188,22 +188,17 @@ class Standby:
         config = self._config.controller
         metrics, door = self._metrics, StandbyDoor(self._metrics, self.sentence)
 
-        def count(outcome: str) -> None:
-            metrics.reports.labels(outcome).inc()
-
-        agents = Port(
-            watching_app(metrics, self.health), MAX_SMALL, admit=self.admit, refused=count, tls=tls, streams=door
-        )
+        agents = Port(watching_app(metrics, self.health), admit=self.admit, tls=tls, streams=door)
         await agents.start(*split_address(config.listen))
         doors.append(agents)
-        local = Port(web.Application(), 0, admit=self.refuse, limits=few())
+        local = Port(web.Application(), admit=self.refuse, limits=few())
         doors.append(local)
         await open_socket(local, config.socket, config.socket_group)
         for name, address in (("page_listen", config.page_listen), ("user_listen", config.user_listen)):
             if not address:
                 continue
             try:
-                other = Port(web.Application(), 0, admit=self.refuse, limits=few())
+                other = Port(web.Application(), admit=self.refuse, limits=few())
                 await other.start(*split_address(address))
                 doors.append(other)
             except OSError as error:

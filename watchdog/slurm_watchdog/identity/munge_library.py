@@ -1,6 +1,6 @@
 """MUNGE for the controller, by libmunge: credentials are decoded and made in threads, for munged may hang.
 
-A thread that hangs is left to libmunge, which gives up by itself; it holds up nothing, nor the end of the controller.
+A thread that hangs is left to libmunge, which gives up by itself after some seconds.
 """
 
 from __future__ import annotations
@@ -10,28 +10,27 @@ import contextlib
 import ctypes
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.identity.munge_protocol import CREDENTIAL, KEY_BYTES, SessionOffer
 
 log = logging.getLogger(__name__)
 
 LIBRARY = "libmunge.so.2"
-CIPHER, ENCODE_TIME, SOCKET, UID_RESTRICTION = 0, 6, 8, 9  # munge_opt_t of munge.h.
+CIPHER, SOCKET, UID_RESTRICTION = 0, 8, 9  # munge_opt_t of munge.h.
 AES128 = 4  # munge_cipher_t.
 REPLAYED_CODE = 17  # EMUNGE_CRED_REPLAYED.
 UNAVAILABLE_CODES = frozenset({1, 5, 6, 7})  # EMUNGE_SNAFU, NO_MEMORY, SOCKET, TIMEOUT: nothing about the credential.
 DEADLINE_S = 5.0  # munged answers within a millisecond.
 RETRY_PAUSE_S = 5.0  # After a failure munged is not asked for so long; agents are asked to retry.
-MAX_HANGING = 4  # Threads that wait for munged; with more it is not asked.
+MAX_HANGING = 4  # Threads that wait for munged; what finds all of them waiting is not answered in time.
 T = TypeVar("T")
 
 
@@ -52,13 +51,13 @@ class Credential:
     """What munged vouches for."""
 
     uid: int  # Of the process that made it.
-    made_at: int  # Seconds since the epoch, by the clock of where it was made.
     restricted_to: int  # The user who can decode it; 0xffffffff for anybody.
     encrypted: bool
-    payload: bytes
+    payload: bytes = field(repr=False)
 
-    def __repr__(self) -> str:
-        return f"Credential(uid={self.uid}, made_at={self.made_at})"
+    def is_for(self, uid: int) -> bool:
+        """Whether this user alone could read it on its way."""
+        return self.restricted_to == uid and self.encrypted
 
 
 class MungeLibrary:
@@ -68,15 +67,16 @@ class MungeLibrary:
         self, socket: str = "", name: str = LIBRARY, *, deadline_s: float = DEADLINE_S, pause_s: float = RETRY_PAUSE_S
     ):
         """`socket` of munged, empty for its usual one; `name` of the library; `pause_s` after a failure."""
-        self._socket, self._deadline_s, self._pause_s = os.fsencode(socket), deadline_s, pause_s
-        self._name = name
-        self._lock = asyncio.Lock()
-        self._threads: list[threading.Thread] = []
-        self._retry_at = float("-inf")
-        self._why = ""
+        self._socket, self._name = os.fsencode(socket), name
+        self._deadline_s, self._pause_s = deadline_s, pause_s
+        self._threads = ThreadPoolExecutor(MAX_HANGING, "munge")
+        self._answers = 0
+        self._retry_at, self._why = float("-inf"), ""
 
     async def decode(self, credential: str) -> Credential:
         """Raises BadCredential, MungeUnavailable."""
+        if not CREDENTIAL.fullmatch(credential):
+            raise BadCredential("this is not a credential")
         return await self._in_time(lambda: self._decode(credential.encode("ascii")))
 
     async def encode(self, payload: bytes, uid: int) -> str:
@@ -84,49 +84,45 @@ class MungeLibrary:
         return await self._in_time(lambda: self._encode(payload, uid))
 
     async def _in_time(self, work: Callable[[], T]) -> T:
-        async with self._lock:
-            if clock.monotonic() < self._retry_at:
-                raise MungeUnavailable(self._why)
-            self._threads = [each for each in self._threads if each.is_alive()]
-            if len(self._threads) >= MAX_HANGING:
-                raise self._unavailable("munged hangs")
-            loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-
-            def show(found: Any) -> None:
-                if not done.done():
-                    done.set_result(found)
-
-            def run() -> None:
-                found: Any
-                try:
-                    found = work()
-                except Exception as error:  # noqa: BLE001 - raised by who waits for it
-                    found = error
-                with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                    loop.call_soon_threadsafe(show, found)
-
-            self._threads.append(threading.Thread(target=run, name="munge", daemon=True))
-            self._threads[-1].start()
-            try:
-                found = await wait_for(done, self._deadline_s)
-            except TimeoutError:
-                raise self._unavailable("it gave no answer in time") from None
-        if isinstance(found, BadCredential):
-            raise found
-        if isinstance(found, Exception):
-            raise self._unavailable(str(found)) from found
+        if clock.monotonic() < self._retry_at:
+            raise MungeUnavailable(self._why)
+        found: Any
+        try:
+            found = await self._answer(work)
+        except BadCredential as error:
+            found = error
+        except OSError as error:  # TimeoutError is one
+            why = str(error) or "it gave no answer in time"
+            if self._why != why:
+                log.error("MUNGE cannot verify who an agent is: %s", why)
+            self._why, self._retry_at = why, clock.monotonic() + self._pause_s
+            raise MungeUnavailable(why) from error
         if self._why:
             log.warning("MUNGE answers again")
         self._why = ""
+        if isinstance(found, BadCredential):
+            raise found
         return found  # type: ignore[no-any-return]
 
-    def _unavailable(self, why: str) -> MungeUnavailable:
-        if self._why != why:
-            log.error("MUNGE cannot verify who an agent is: %s", why)
-        self._why, self._retry_at = why, clock.monotonic() + self._pause_s
-        return MungeUnavailable(why)
+    async def _answer(self, work: Callable[[], T]) -> T:
+        """Raises TimeoutError once munged has answered no one for so long: ten thousand agents wait in one queue."""
+        coming = asyncio.get_running_loop().run_in_executor(self._threads, self._counted, work)
+        answers = -1
+        while not coming.done():
+            if answers == self._answers:
+                coming.cancel()
+                raise TimeoutError
+            answers = self._answers
+            await asyncio.wait([coming], timeout=self._deadline_s)
+        return coming.result()
 
     # -- in a thread -------------------------------------------------------------------------------------------
+
+    def _counted(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        finally:
+            self._answers += 1
 
     @contextlib.contextmanager
     def _context(self, *options: tuple[int, Any]) -> Iterator[tuple[Any, Any]]:
@@ -141,29 +137,24 @@ class MungeLibrary:
             library.munge_ctx_destroy(context)
 
     def _decode(self, credential: bytes) -> Credential:
-        data, size = ctypes.c_void_p(), ctypes.c_int()
+        data, size, cipher = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
         uid, gid, restricted = ctypes.c_uint32(), ctypes.c_uint32(), ctypes.c_uint32()
-        made, cipher = ctypes.c_long(), ctypes.c_int()
         with self._context() as (library, context):
             try:
-                _check(library, library.munge_decode(
-                    credential, context, ctypes.byref(data), ctypes.byref(size), ctypes.byref(uid), ctypes.byref(gid)
-                ))  # fmt: skip
-                for option, value in ((ENCODE_TIME, made), (UID_RESTRICTION, restricted), (CIPHER, cipher)):
-                    library.munge_ctx_get(context, ctypes.c_int(option), ctypes.byref(value))
+                found = map(ctypes.byref, (data, size, uid, gid))
+                _check(library, library.munge_decode(credential, context, *found))
+                library.munge_ctx_get(context, ctypes.c_int(UID_RESTRICTION), ctypes.byref(restricted))
+                library.munge_ctx_get(context, ctypes.c_int(CIPHER), ctypes.byref(cipher))
                 payload = ctypes.string_at(data, size.value) if data.value else b""
             finally:
                 if data.value:  # the key of a stream
                     ctypes.memset(data, 0, size.value)
                     library.free(data)
-        return Credential(uid.value, made.value, restricted.value, cipher.value != 0, payload)
+        return Credential(uid.value, restricted.value, cipher.value != 0, payload)
 
     def _encode(self, payload: bytes, uid: int) -> str:
-        text = ctypes.c_char_p()
-        with self._context((UID_RESTRICTION, ctypes.c_uint32(uid)), (CIPHER, ctypes.c_int(AES128))) as (
-            library,
-            context,
-        ):
+        text, options = ctypes.c_char_p(), ((UID_RESTRICTION, ctypes.c_uint32(uid)), (CIPHER, ctypes.c_int(AES128)))
+        with self._context(*options) as (library, context):
             _check(library, library.munge_encode(ctypes.byref(text), context, payload, len(payload)))
             found = (text.value or b"").decode("ascii")
             library.free(text)
@@ -173,7 +164,9 @@ class MungeLibrary:
 @cache
 def load(name: str = LIBRARY) -> Any:
     """libmunge with the types of its functions. Raises OSError."""
-    library = ctypes.CDLL(name)
+    library: Any = ctypes.PyDLL(name)
+    asking = ctypes.CDLL(name)  # Only what asks munged lets other threads run meanwhile: each turn has its price.
+    library.munge_decode, library.munge_encode = asking.munge_decode, asking.munge_encode
     text, pointer = ctypes.c_char_p, ctypes.c_void_p
     library.munge_ctx_create.restype = pointer
     library.munge_ctx_destroy.argtypes = [pointer]
@@ -196,46 +189,38 @@ class AuthenticationError(Exception):
     """Why an agent is not believed: (outcome, sentence)."""
 
 
+@dataclass(frozen=True)
 class AgentCredentials:
-    """How a controller learns the key of an agent's stream."""
+    """How a controller, which `own_uid` runs, learns the key of an agent's stream; agents of `agent_uids` are
+    believed."""
 
-    def __init__(self, own_uid: int, agent_uids: frozenset[int], decoder: MungeLibrary):
-        """`own_uid` runs the controller; agents of `agent_uids` are believed."""
-        self._own_uid, self._agent_uids, self.decoder = own_uid, agent_uids, decoder
+    own_uid: int
+    agent_uids: frozenset[int]
+    decoder: MungeLibrary
 
     async def key_of(self, text: str, node: str, challenge: str) -> bytes:
         """What a stream of `node`, to which `challenge` was sent, has shown. Raises AuthenticationError,
         MungeUnavailable."""
-        if not CREDENTIAL.fullmatch(text):
-            raise AuthenticationError("unauthorized", "this is not a MUNGE credential")
         try:
             credential = await self.decoder.decode(text)
         except BadCredential as error:
-            raise AuthenticationError(
-                "replayed" if error.replayed else "unauthorized", f"MUNGE says: {error}"
-            ) from None
-        return self.check(credential, node, challenge)
-
-    def check(self, credential: Credential, node: str, challenge: str) -> bytes:
-        """The key in it. Raises AuthenticationError."""
-        if credential.uid not in self._agent_uids:
-            raise AuthenticationError(
-                "unauthorized", f"the credential was made by user {credential.uid}; see security.agent_user"
-            )
-        if credential.restricted_to != self._own_uid or not credential.encrypted:
-            raise AuthenticationError(
-                "unauthorized",
-                f"the credential is not for user {self._own_uid} alone; see security.controller_user",
-            )
+            word = "replayed" if error.replayed else "unauthorized"
+            raise AuthenticationError(word, f"MUNGE says: {error}") from None
         try:
             offer = msgspec.json.decode(credential.payload, type=SessionOffer)
             key = bytes.fromhex(offer.key)
-        except (ValueError, RecursionError) as error:
-            raise AuthenticationError("unauthorized", "the credential carries no key of a stream") from error
-        if not challenge or offer.challenge != challenge:
+        except (ValueError, RecursionError):
+            offer, key = SessionOffer("", "", ""), b""
+        if credential.uid not in self.agent_uids:
+            why = f"the credential was made by user {credential.uid}; see security.agent_user"
+        elif not credential.is_for(self.own_uid):
+            why = f"the credential is not for user {self.own_uid} alone; see security.controller_user"
+        elif len(key) != KEY_BYTES:
+            why = "the credential carries no key of a stream"
+        elif not challenge or offer.challenge != challenge:
             raise AuthenticationError("replayed", "the credential is for another stream, or another controller")
-        if offer.node != node:
+        elif offer.node != node:
             raise AuthenticationError("wrong_node", f"the credential is of {offer.node!r}, and not of {node!r}")
-        if len(key) != KEY_BYTES:
-            raise AuthenticationError("unauthorized", "the credential carries no proper key")
-        return key
+        else:
+            return key
+        raise AuthenticationError("unauthorized", why)

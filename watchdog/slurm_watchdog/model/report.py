@@ -173,6 +173,14 @@ HELD = (
 node_events, results), logs and supervisors."""
 
 
+_HAPPENED = ("logs", "events", "node_events", "results", "supervisors", "events_dropped", "node_events_dropped")
+
+
+def is_state(report: Report) -> bool:
+    """Whether it says only that all is as before: the next one says so again."""
+    return report.same_as > 0 and not any(getattr(report, name) for name in _HAPPENED)
+
+
 def _own_fields() -> dict[type, str]:
     """Type of a section -> the field of Report that holds it whole."""
     return {

@@ -24,7 +24,7 @@ from typing import Any
 from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.failure import Failure
-from slurm_watchdog.base.redact import mask_line
+from slurm_watchdog.base.redact import mask_line, masked
 from slurm_watchdog.parse.stacks.py_spy_json import whole_dumps
 from slurm_watchdog.report.words import moment
 
@@ -181,17 +181,7 @@ def safe_name(text: str) -> str:
 
 
 def _json(document: object) -> bytes:
-    return json.dumps(_masked(document), indent=1).encode() + b"\n"
-
-
-def _masked(value: object) -> object:
-    if isinstance(value, str):
-        return mask_line(value)
-    if isinstance(value, list):
-        return [_masked(each) for each in value]
-    if isinstance(value, dict):
-        return {key: _masked(each) for key, each in value.items()}
-    return value
+    return json.dumps(masked(document), indent=1).encode() + b"\n"
 
 
 def _lines(lines: Iterable[str]) -> bytes:

@@ -13,15 +13,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from ClusterShell.RangeSet import RangeSet
 from msgspec.structs import replace
 
+from slurm_watchdog.base.redact import mask_words
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import HELD, REQUEUED
 from slurm_watchdog.slurm.node_names import Fields, Listed, Names, ParseError, all_or_none, expand_nodes
-from slurm_watchdog.wire.redact_values import mask_words
 
 JOB_ID = re.compile(r"\d{1,10}(_\d{1,10})?", re.ASCII)  # One job, or one element of an array, as scontrol takes it.
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
@@ -42,6 +43,7 @@ NODE_FIELDS = ("nodelist", "nodeaddr", "statecomplete", "partitionname", "timest
 """What sinfo -O is asked for."""
 FIRST_TITLES = frozenset({"JOBID", "NODELIST"})
 
+KNOWN_ROWS = 65_536  # Of a listing of nodes, one for each partition of each, are not read again.
 SMALLEST_NO_VALUE = 0xFFFFFFFD  # From here on a number means none (slurm.h: NO_CONSUME_VAL, NO_VAL, INFINITE).
 LARGEST_UID = 0xFFFFFFFE  # From here on a number is no user's (setresuid(2): -1 means that nothing is changed).
 NO_VAL = "4294967294"  # What Slurm writes for the array index of a job that is no array.
@@ -349,13 +351,21 @@ def list_nodes(text: str, marks: Marks) -> Listed[SlurmNode]:
     dropped = list(cut)
     for row in rows:
         try:
-            node = read_node(dict(zip(NODE_FIELDS, row, strict=True)))
+            node = _node_of(*row)
         except ParseError as error:
             dropped.append(str(error))
             continue
-        before = nodes[node.name].partitions if node.name in nodes else ()
-        nodes[node.name] = replace(node, partitions=tuple(sorted({*before, *node.partitions})))
+        before = nodes.get(node.name)
+        if before is not None:
+            node = replace(node, partitions=tuple(sorted({*before.partitions, *node.partitions})))
+        nodes[node.name] = node
     return tuple(nodes.values()), tuple(dropped)
+
+
+@lru_cache(maxsize=KNOWN_ROWS)
+def _node_of(*row: str) -> SlurmNode:
+    """Most rows are those of the listing before."""
+    return read_node(dict(zip(NODE_FIELDS, row, strict=True)))
 
 
 def read_node(row: Mapping[str, str]) -> SlurmNode:

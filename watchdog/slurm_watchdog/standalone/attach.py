@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from slurm_watchdog.agent.reload.settings import settings_of
+from slurm_watchdog.agent.settings import settings_of
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.base.process_setup import die_with_parent
@@ -126,7 +126,12 @@ def _configuration(wanted: AttachRequest, listen: str) -> Config:
     own = {
         "controller_urls": (f"http://{listen}",),
         "restart": "all" if wanted.act else "never",
-        "agent": {"node_name": "auto", "metrics_listen": "", "state_directory": "", "give_up_after": GIVE_UP_AFTER_S},
+        "agent": {
+            "node_name": "auto",
+            "metrics_directory": "",
+            "state_directory": "",
+            "give_up_after": GIVE_UP_AFTER_S,
+        },
         "controller": {
             "listen": listen,
             "page_listen": wanted.page_listen,

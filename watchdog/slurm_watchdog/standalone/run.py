@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from slurm_watchdog.agent.delivery.stream import UNIX
-from slurm_watchdog.agent.reload.settings import settings_of, write_settings
+from slurm_watchdog.agent.settings import settings_of, write_settings
 from slurm_watchdog.analysis.good_checkpoint import resume_from
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import wait_for
@@ -81,7 +81,7 @@ def config_for(base: Config, wanted: RunRequest, page_listen: str) -> Config:
     own: dict[str, Any] = {
         "cluster_name": node if base.cluster_name == Config().cluster_name else base.cluster_name,
         "restart": "all" if wanted.mode == "act" else "never",
-        "agent": {"node_name": node, "metrics_listen": "", "state_directory": str(directory / "agent")},
+        "agent": {"node_name": node, "metrics_directory": "", "state_directory": str(directory / "agent")},
         "controller": {
             "page_listen": page_listen,
             "socket": str(directory / "controller.sock"),

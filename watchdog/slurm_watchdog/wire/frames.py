@@ -4,7 +4,9 @@ The agent begins with HELLO. Where nodes prove themselves by MUNGE the controlle
 the agent PROOF: a credential that only the controller's user can decode, with the node, that challenge and a key. From
 then on each frame of both ends begins with a MAC by that key over its number, so that none can be changed, left out, or
 sent again. By certificates, or on one user's socket, both ends are proven before the first frame. OPENED says that
-reports are taken; each REPORT is answered by TAKEN; ORDERS come at any time; BYE says why the stream ends.
+reports are taken; each REPORT is answered by TAKEN. A STATE is a report with which nothing can be lost (a small one,
+and nothing has happened): it is not answered. NEWS (another answer than the last one) and ORDERS come at any time; BYE
+says why the stream ends.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ VERSION = 1
 MAGIC = b"slurm-watchdog\r\n\r\n"
 """How the first frame's content begins: a server of HTTP takes it for a whole head, and answers at once that it is
 none. The stream itself begins with the byte 0, as no request of HTTP does: no frame has 16 MiB."""
-HELLO, WELCOME, PROOF, OPENED, REPORT, TAKEN, ORDERS, BYE = b"h", b"w", b"p", b"o", b"r", b"t", b"c", b"b"
+HELLO, WELCOME, PROOF, OPENED, BYE = b"h", b"w", b"p", b"o", b"b"
+REPORT, STATE, TAKEN, NEWS, ORDERS = b"r", b"s", b"t", b"n", b"c"
 MAX_UNPROVEN = 16 * 1024  # Bytes of a frame before the stream is opened: a credential has less than 1 KiB.
 LENGTH = struct.Struct(">I")
 MAC_BYTES = 16

@@ -9,25 +9,15 @@ from typing import Protocol
 
 import msgspec
 
-from slurm_watchdog.base import clock
 from slurm_watchdog.identity.munge_protocol import Seal
+from slurm_watchdog.wire.connection import Connection
 from slurm_watchdog.wire.frames import BYE, LENGTH, MAX_UNPROVEN, Bye, FrameError, Inbox, pack
-from slurm_watchdog.wire.rate_limits import Limits
 
 log = logging.getLogger(__name__)
 
 SILENT_S = 45.0  # A stream without a frame for so long is half-open: agents report every 30 s at least …
 INTERVALS = 3.0  # … or for so many intervals of a longer one.
-
-
-class Bounds(Protocol):
-    """Of the port that a stream comes to: port.Port."""
-
-    limits: Limits
-    held: int
-    deadline_s: float
-
-    def lag_s(self, since: float) -> float: ...
+ONE_READ = 256 * 1024  # Bytes that the loop reads at once.
 
 
 class StreamDoor(Protocol):
@@ -44,31 +34,32 @@ class Stream:
     """One agent. What it is handed after `end` is thrown away."""
 
     __slots__ = (
-        "_door", "_held", "_inbox", "_port", "_reason", "_seal", "_since", "_task", "challenge", "interval_s",
-        "is_heard", "is_open", "names", "node", "remote", "transport",
+        "_client", "_door", "_inbox", "_is_waiting", "_reason", "_seal", "_task", "challenge", "interval_s", "is_heard",
+        "is_open", "names", "node", "remote", "said",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        port: Bounds,
-        door: StreamDoor,
-        transport: asyncio.Transport,
-        remote: str,
-        names: frozenset[str] | None,
-    ):
-        """`names`: the nodes that its certificate is for; None without certificates."""
-        self._port, self._door = port, door
-        self.transport, self.remote, self.names = transport, remote, names
+    def __init__(self, client: Connection, door: StreamDoor):
+        self._client, self._door = client, door
+        self.remote, self.names = client.remote, client.names
         self.node, self.challenge = "", ""
         self.is_open = False  # Both ends are proven: reports are taken.
         self.is_heard = False  # A report was taken: it may be asked.
+        self.said = b""  # The newest reply.
         self.interval_s = 0.0  # Between two of its reports.
         self._inbox = Inbox(MAX_UNPROVEN)
         self._seal: Seal | None = None
-        self._since = clock.monotonic()  # When the frame that is arriving began, or the last one was taken.
         self._task: asyncio.Task[None] | None = None
+        self._is_waiting = False  # For its turn: see Port.serve_soon.
         self._reason = ""  # Why it has ended.
-        self._held = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a frame is looked at that takes its time, or waits for its turn."""
+        return self._task is not None or self._is_waiting
+
+    @property
+    def most_held(self) -> int:
+        return LENGTH.size + self._inbox.limit + ONE_READ
 
     def seal(self, incoming: Seal, outgoing: Seal) -> None:
         """From the next frame on, in both directions."""
@@ -80,99 +71,89 @@ class Stream:
 
     def send(self, kind: bytes, body: bytes) -> None:
         if not self._reason:
-            self.transport.write(pack(kind, body, self._seal))
+            self._client.transport.write(pack(kind, body, self._seal))
 
-    def end(self, reason: str, why: str = "") -> None:
+    def refuse(self, reason: str, why: str = "") -> None:
         """Says why, and closes."""
         if not self._reason:
             self._finish(reason, why)
             if why:
-                self.transport.write(pack(BYE, msgspec.msgpack.encode(Bye(reason, why)), self._seal))
-            self.transport.close()
+                self._client.transport.write(pack(BYE, msgspec.msgpack.encode(Bye(reason, why)), self._seal))
+            self._client.transport.close()
 
     def close(self) -> None:
         """As the whole port is closed."""
-        self.end("closed_by_us")
+        self.refuse("closed_by_us")
 
-    def check(self, now: float) -> None:
-        """Ends what takes too long, and what is half-open."""
-        age_s = now - self._since - self._port.lag_s(self._since)
-        if self._task is not None:
-            return
-        if self._inbox.data and age_s > self._port.deadline_s:
-            self.end("too_slow", f"a frame has to arrive within {self._port.deadline_s:.0f} s")
-        elif age_s > max(SILENT_S if self.is_open else self._port.deadline_s, INTERVALS * self.interval_s):
-            self.end("silent", f"no frame came for {age_s:.0f} s")
+    def check(self, age_s: float) -> None:
+        """Ends what is half-open."""
+        patience_s = SILENT_S if self.is_open else self._client.port.deadline_s
+        if age_s > max(patience_s, INTERVALS * self.interval_s):
+            self.refuse("silent", f"no frame came for {age_s:.0f} s")
 
     # -- the transport's side ----------------------------------------------------------------------------------
 
     def connection_lost(self, error: Exception | None) -> None:
-        cut = "reset" if error is not None else "cut_off" if self._inbox.data else "closed_by_agent"
-        self._finish(cut)
+        if self._is_waiting:
+            self.serve()
+        self._finish("reset" if error is not None else "cut_off" if self._inbox.data else "closed_by_agent")
         if self._task is not None:
             self._task.cancel()
 
     def pause_writing(self) -> None:
         """It does not read what it is sent."""
         self._finish("slow_reader")
-        self.transport.abort()
+        self._client.transport.abort()
 
     def resume_writing(self) -> None:
         """It has been closed by then."""
 
     def data_received(self, data: bytes) -> None:
-        if self._reason:
-            return
-        if not self._inbox.data:
-            self._since = clock.monotonic()
-        self._inbox.data += data
-        if self._task is None:
-            self._serve()
-        elif len(self._inbox.data) > LENGTH.size + self._inbox.limit:
-            self.end("too_large", "too much at once")
-        self._settle(len(self._inbox.data))
-        if self._inbox.data and self._port.held > self._port.limits.held_bytes:
-            self.end("busy", "too much is arriving at once: try again")
+        if not self._reason:
+            self._inbox.data += data
+            if not self._is_waiting and self._task is None:
+                self._is_waiting = True
+                self._client.port.serve_soon(self)
 
     def _finish(self, reason: str, why: str = "") -> None:
-        if self._reason:
-            return
-        self._reason = reason
-        self._inbox.data.clear()
-        self._settle(0)
-        self._door.ended(self, reason, why)
+        if not self._reason:
+            self._reason = reason
+            self._inbox.data.clear()
+            self._client.give_up()
+            self._door.ended(self, reason, why)
 
-    def _settle(self, held: int) -> None:
-        self._port.held += held - self._held
-        self._held = held
+    def serve(self) -> None:
+        """Its turn has come."""
+        self._is_waiting = False
+        self._serve()
 
     def _serve(self) -> None:
         """Takes all frames that have arrived whole, in order."""
+        client = self._client
         while self._task is None and not self._reason:
             try:
                 frame = self._inbox.take()
+                client.settle(len(self._inbox.data))
                 if frame is None:
                     return
-                self._since = clock.monotonic()
+                client.since = client.port.now()
                 work = self._door.take_frame(self, *frame)
-            except FrameError as error:
-                self.end(*error.args)
-            except Exception:  # the boundary: one frame never ends the others' streams
-                log.exception("a frame failed")
-                self.end("failed", "this frame failed; see the log of the controller")
-            else:
-                if work is not None:
-                    self._task = asyncio.ensure_future(self._finish_later(work))
+                self._task = None if work is None else asyncio.ensure_future(self._finish_later(work))
+            except Exception as error:  # noqa: BLE001 - the boundary: one frame never ends the others' streams
+                self._fail(error)
 
     async def _finish_later(self, work: Awaitable[None]) -> None:
         try:
             await work
-        except FrameError as error:
-            self.end(*error.args)
-        except Exception:
-            log.exception("a frame failed")
-            self.end("failed", "this frame failed; see the log of the controller")
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
         finally:
             self._task = None
         self._serve()
-        self._settle(len(self._inbox.data))
+
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, FrameError):
+            self.refuse(*error.args)
+        else:
+            log.error("a frame failed", exc_info=error)
+            self.refuse("failed", "this frame failed; see the log of the controller")

@@ -20,7 +20,7 @@ from itertools import zip_longest
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec, Family, job_label
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.processes.identity_cache import MAX_DIRECTORIES
 from slurm_watchdog.agent.workers.answer_types import (
@@ -33,7 +33,7 @@ from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base.mounts import mount_of
 from slurm_watchdog.base.structs import only
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, Role
-from slurm_watchdog.model.report import CheckpointSection, ProcessSection, Report
+from slurm_watchdog.model.report import CheckpointSection, ProcessSection
 
 MAX_TRACKERS = 4
 MAX_CLOCKS = 4
@@ -261,22 +261,4 @@ class CheckpointCollector(Collector):
         return CheckpointSection(checkpoints=rows, events=events)
 
 
-def metrics(report: Report) -> Iterable[Family]:
-    """The newest of each job, whatever directory it is stored in."""
-    newest: dict[str, Checkpoint] = {}
-    writing: dict[str, bool] = {}
-    for row in report.checkpoints:
-        job = job_label(row.job_id)
-        writing[job] = writing.get(job, False) or row.writing
-        if row.step is not None and (job not in newest or row.step > (newest[job].step or 0)):
-            newest[job] = row
-    of_job = ("job_id",)
-    steps = [((job,), row.step) for job, row in newest.items() if row.step is not None]
-    yield Family("checkpoint_step", "Step of the newest complete checkpoint.", of_job, steps)
-    ages = [((job,), row.age_s) for job, row in newest.items() if row.age_s is not None]
-    yield Family("checkpoint_age_seconds", "Its age.", of_job, ages)
-    busy = [((job,), value) for job, value in writing.items()]
-    yield Family("checkpoint_writing", "1 while a newer one is being written.", of_job, busy)
-
-
-SPEC = CollectorSpec("checkpoint", CheckpointSection, CheckpointCollector, metrics)
+SPEC = CollectorSpec("checkpoint", CheckpointSection, CheckpointCollector)

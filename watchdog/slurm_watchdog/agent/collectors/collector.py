@@ -7,15 +7,13 @@ its section empty; the others continue.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from slurm_watchdog.base.loop import Isolated, isolate
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.report import Report
 
 if TYPE_CHECKING:
     from slurm_watchdog.agent.files.mount_probing import MountProber
@@ -28,46 +26,6 @@ if TYPE_CHECKING:
     from slurm_watchdog.agent.processes.supervisor_link import SupervisorLink
     from slurm_watchdog.agent.workers.pool import WorkerPool
     from slurm_watchdog.config.agent import Agent
-
-JOB_ID = re.compile(r"\d{1,12}(_\d{1,12})?")
-Series = tuple[tuple[str, ...], float]  # Values of the labels, in their order, and the value.
-
-
-class Family(NamedTuple):
-    """One metric with its series. No label holds a pid or a user's text."""
-
-    name: str  # Without the prefix that all metrics have; ends in its unit.
-    help: str
-    labels: tuple[str, ...] = ()
-    series: Iterable[Series] = ()
-
-    @property
-    def kind(self) -> str:
-        return "counter" if self.name.endswith("_total") else "gauge"
-
-
-class Counters(Protocol):
-    """What adds up, or stays, over the reports of one agent, for the metrics of one collector."""
-
-    def update(self, report: Report) -> None:
-        """Takes over one report; called once a tick."""
-
-    def families(self, report: Report) -> Iterable[Family]:
-        """Every metric, without series too; `report` is the last one. May run in any thread."""
-
-
-def job_label(job_id: str) -> str:
-    """A job's number as a label; `other` for what is none, for a process may claim anything in its environment."""
-    return job_id if JOB_ID.fullmatch(job_id) else "other"
-
-
-def largest(pairs: Iterable[tuple[tuple[str, ...], float]]) -> list[Series]:
-    """One series for each combination of labels: its largest value."""
-    found: dict[tuple[str, ...], float] = {}
-    for labels, value in pairs:
-        found[labels] = max(found.get(labels, 0.0), value)
-    return sorted(found.items())
-
 
 S = TypeVar("S", bound=Struct)
 
@@ -106,6 +64,8 @@ class CollectorContext:
     orphan_gpu_processes: OrphanGpuProcesses
     supervisors: SupervisorLink
     open_kernel_log: Callable[[str], KmsgFile]
+    kernel_log_position: int | None = None  # How far an agent before this one has read it.
+    keep_position: Callable[[int, float], None] = lambda position, now: None  # Is given it, and now, when it changes.
 
 
 class Problem(NamedTuple):
@@ -145,9 +105,6 @@ class CollectorSpec:
     name: str  # The name of its module: in `problems` of the report and as label `collector` of metrics.
     section: type[Struct]  # What `collect` returns; all fields have defaults.
     make: Callable[[CollectorContext], Collector]
-    metrics: Callable[[Report], Iterable[Family]] = lambda report: ()
-    """What is exported of the last report; every family in every call, if without series."""
-    counters: Callable[[], Counters] | None = None  # Metrics that need more than the last report.
 
 
 class Collectors:

@@ -10,11 +10,9 @@ Never: a log as root: the child becomes the job's owner
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec, Family
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec
 from slurm_watchdog.knowledge.launchers import HEARTBEAT_VARIABLE
-from slurm_watchdog.model.report import LogSection, ProcessSection, Report
+from slurm_watchdog.model.report import LogSection, ProcessSection
 
 
 class JobLogCollector(Collector):
@@ -34,29 +32,4 @@ class JobLogCollector(Collector):
         return LogSection(logs=rows, events=events, events_dropped=dropped)
 
 
-class LogCounters:
-    """What was left out, in bytes and in events."""
-
-    def __init__(self) -> None:
-        self._events_dropped = self._skipped_bytes = 0
-        self._skipped: dict[tuple[str, str], int] = {}
-
-    def update(self, report: Report) -> None:
-        """Adds what was left out since the report before."""
-        self._events_dropped += report.events_dropped
-        skipped = {(row.job_id, row.path): row.skipped_bytes for row in report.logs if row.skipped_bytes}
-        for key, skipped_bytes in skipped.items():
-            self._skipped_bytes += max(0, skipped_bytes - self._skipped.get(key, 0))
-        self._skipped = skipped
-
-    def families(self, report: Report) -> Iterable[Family]:
-        """Both, and what is still to be read."""
-        text = "Events of logs that were left out of reports."
-        yield Family("log_events_dropped_total", text, (), [((), self._events_dropped)])
-        text = "Bytes of logs that were passed over unread."
-        yield Family("log_skipped_bytes_total", text, (), [((), self._skipped_bytes)])
-        text, lag_bytes = ("Bytes of logs that are still to be read.", sum(row.lag_bytes for row in report.logs))
-        yield Family("log_lag_bytes", text, (), [((), lag_bytes)])
-
-
-SPEC = CollectorSpec("job_log", LogSection, JobLogCollector, counters=LogCounters)
+SPEC = CollectorSpec("job_log", LogSection, JobLogCollector)

@@ -18,7 +18,7 @@ from itertools import chain, islice
 
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec, Family, Problem
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec, Problem
 from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.workers.answer_types import LinkCounters
 from slurm_watchdog.agent.workers.request_types import ReadLinks, WorkerState
@@ -26,7 +26,7 @@ from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.model.observations import Link
-from slurm_watchdog.model.report import LinkSection, ProcessSection, Report
+from slurm_watchdog.model.report import LinkSection, ProcessSection
 
 SYSFS = "/sys/class"
 MAX_LINKS = 32  # A node with 8 adapters for its GPUs has about 12 ports, each of which may be an interface, too.
@@ -231,30 +231,4 @@ def with_rates(now: LinkCounters, before: LinkCounters | None) -> Link:
     return replace(now.link, **{f"{name}_s": rate(getattr(now, name), getattr(before, name)) for name in COUNTERS})
 
 
-FAMILIES = (
-    ("up", "up", "1 while the link is up."),
-    ("rate_bits_s", "rate_bits_per_second", "Bits a second at which the link runs."),
-    ("downs", "downs_total", "Times that the link went down."),
-    ("errors", "errors_total", "Symbols and packets of the link that arrived broken or were sent again."),
-    ("sent_bytes_s", "sent_bytes_per_second", "Bytes a second that the link sent between the last two looks."),
-    (
-        "received_bytes_s",
-        "received_bytes_per_second",
-        "Bytes a second that the link received between the last two looks.",
-    ),
-    ("waits_s", "waits_per_second", "Ticks of each second in which the link waited for a credit to send."),
-    ("marked_s", "marked_per_second", "Packets a second that arrived with a mark of congestion (RoCE)."),
-    ("slowed_s", "slowed_per_second", "Notifications of congestion a second for which the link slowed down (RoCE)."),
-    ("resent_s", "resent_per_second", "Packets a second that were missing, out of order or not acknowledged."),
-)
-"""Field of the link, name of the metric, and its help."""
-
-
-def metrics(report: Report) -> Iterable[Family]:
-    """Every value of every link."""
-    for field, name, text in FAMILIES:
-        values = [((each.name,), value) for each in report.links if (value := getattr(each, field)) is not None]
-        yield Family(f"link_{name}", text, ("link",), values)
-
-
-SPEC = CollectorSpec("link", LinkSection, LinkCollector, metrics)
+SPEC = CollectorSpec("link", LinkSection, LinkCollector)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec, Family, largest
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec
 from slurm_watchdog.agent.files.mount_probing import ProbeTarget, wanted_mounts
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ListOpenMounts
@@ -22,7 +22,7 @@ from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.model.observations import LogFile, Process, Role
-from slurm_watchdog.model.report import LogSection, MountSection, ProcessSection, Report
+from slurm_watchdog.model.report import LogSection, MountSection, ProcessSection
 
 KEY = "open-mounts"
 IDLE_S = 30.0  # Without a question for so long its child ends: it costs 3 MiB, and starting one 2 ms.
@@ -122,23 +122,4 @@ class MountCollector(Collector):
         return tuple(dict.fromkeys(places))
 
 
-class MountSeconds:
-    """The last answer of each mount: a probe answers once a minute, Prometheus asks in between."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-
-    def update(self, report: Report) -> None:
-        """Keeps what was answered as long as there are jobs here."""
-        if not report.processes:
-            self._seconds.clear()
-        self._seconds.update({probe.mount: probe.seconds for probe in report.mounts})
-
-    def families(self, report: Report) -> Iterable[Family]:
-        """One series for each mount."""
-        series = largest(((mount,), value) for mount, value in list(self._seconds.items()))
-        text = "Time the last probe of a mount took, or has been out."
-        yield Family("mount_probe_seconds", text, ("mount",), series)
-
-
-SPEC = CollectorSpec("mount", MountSection, MountCollector, counters=MountSeconds)
+SPEC = CollectorSpec("mount", MountSection, MountCollector)

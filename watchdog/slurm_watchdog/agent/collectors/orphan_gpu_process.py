@@ -8,12 +8,8 @@ Never: ends a process; suspects a known daemon, or a process of root that came f
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-
-from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec, Family
-from slurm_watchdog.agent.collectors.gpu import GPU
-from slurm_watchdog.model.report import GpuSection, OrphanGpuProcessSection, Report
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec
+from slurm_watchdog.model.report import GpuSection, OrphanGpuProcessSection
 
 
 class OrphanGpuProcessCollector(Collector):
@@ -32,13 +28,4 @@ class OrphanGpuProcessCollector(Collector):
         )
 
 
-def metrics(report: Report) -> Iterable[Family]:
-    """How many known orphans each GPU has."""
-    orphans = (holder for holder in report.gpu_holders if holder.orphan_for_s is not None)
-    held = Counter(uuid for holder in orphans for uuid in holder.gpu_uuids)
-    series = [((gpu.uuid, str(gpu.index)), held[gpu.uuid]) for gpu in report.gpus]
-    text = "Processes that hold it and belong to no job that runs here."
-    yield Family("gpu_orphans", text, GPU, series)
-
-
-SPEC = CollectorSpec("orphan_gpu_process", OrphanGpuProcessSection, OrphanGpuProcessCollector, metrics)
+SPEC = CollectorSpec("orphan_gpu_process", OrphanGpuProcessSection, OrphanGpuProcessCollector)

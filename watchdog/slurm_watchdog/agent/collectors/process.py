@@ -12,18 +12,15 @@ Never: `cmdline`, `environ`, `maps` in the loop: they block behind a process tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from slurm_watchdog.agent.collectors.collector import (
     Collector,
     CollectorContext,
     CollectorSpec,
-    Family,
     Problem,
-    job_label,
-    largest,
 )
-from slurm_watchdog.model.report import ProcessSection, Report
+from slurm_watchdog.model.report import ProcessSection
 
 
 class ProcessCollector(Collector):
@@ -45,15 +42,4 @@ class ProcessCollector(Collector):
                 yield Problem(problem, failed=False)
 
 
-def metrics(report: Report) -> Iterable[Family]:
-    """How long ranks have been blocked."""
-    blocked = [
-        ((job_label(process.job_id), "" if process.rank is None else str(process.rank)), process.blocked.seconds)
-        for process in report.processes
-        if process.blocked is not None
-    ]  # fmt: skip
-    text = 'Time that the longest blocked thread of a rank (rank="": of any other process) has been in one call.'
-    yield Family("process_uninterruptible_seconds", text, ("job_id", "rank"), largest(blocked))
-
-
-SPEC = CollectorSpec("process", ProcessSection, ProcessCollector, metrics)
+SPEC = CollectorSpec("process", ProcessSection, ProcessCollector)

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from slurm_watchdog.agent.collectors.collector import Collector, CollectorSpec, Family, Problem, job_label
-from slurm_watchdog.model.report import Report, SupervisorSection
-from slurm_watchdog.model.supervisor import FRESH_S
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorSpec, Problem
+from slurm_watchdog.model.report import SupervisorSection
 
 
 class SupervisorCollector(Collector):
@@ -28,15 +27,4 @@ class SupervisorCollector(Collector):
             yield Problem(problem, failed=False)
 
 
-def metrics(report: Report) -> Iterable[Family]:
-    """Whether one lives, and what it has left."""
-    of_job = ("job_id",)
-    alive = [((job_label(each.job_id),), each.age_s <= FRESH_S) for each in report.supervisors]
-    yield Family("supervisor_up", "1 while the job's supervisor sends its status.", of_job, alive)
-    spares = [((job_label(each.job_id),), len(each.status.spares)) for each in report.supervisors]
-    yield Family("supervisor_spare_nodes", "Nodes of the job that wait as spares.", of_job, spares)
-    starts = [((job_label(each.job_id),), each.status.starts) for each in report.supervisors]
-    yield Family("supervisor_starts", "Starts of the job's command in this run.", of_job, starts)
-
-
-SPEC = CollectorSpec("supervisor", SupervisorSection, SupervisorCollector, metrics)
+SPEC = CollectorSpec("supervisor", SupervisorSection, SupervisorCollector)

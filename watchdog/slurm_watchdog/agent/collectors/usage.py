@@ -22,9 +22,6 @@ from slurm_watchdog.agent.collectors.collector import (
     Collector,
     CollectorContext,
     CollectorSpec,
-    Family,
-    job_label,
-    largest,
 )
 from slurm_watchdog.agent.proc.control_groups import ROOT, Read, parse_number, parse_pressure, pressures_of, usages_of
 from slurm_watchdog.agent.proc.files import count_open_files, read_file
@@ -32,8 +29,8 @@ from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ReadSharedMemory
 from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base.structs import picked
-from slurm_watchdog.model.observations import Pressure, Process, Resource, Role, Usage
-from slurm_watchdog.model.report import ProcessSection, Report, UsageSection
+from slurm_watchdog.model.observations import Process, Resource, Role, Usage
+from slurm_watchdog.model.report import ProcessSection, UsageSection
 
 EVERY_S = 30.0  # A look of a node with 8 ranks takes 2 ms: 0.007 % of a core.
 TOLD_FROM = 0.5  # Of a limit other than memory's: what is far from it interests no one.
@@ -197,26 +194,4 @@ def _files_of(ranks: Iterable[Process], read: Read) -> Iterator[Usage]:
             )
 
 
-def metrics(report: Report) -> Iterable[Family]:
-    """Shares of limits, and of time."""
-    labels = ("resource", "job_id")
-    used = largest(((each.resource, _job(each)), each.ratio) for each in report.usages if each.limit)
-    text = 'Share of a limit that is in use, of the nearest of its kind (job_id="": of the node).'
-    yield Family("usage_ratio", text, labels, used)
-    refused = largest(((each.resource, _job(each)), each.refused) for each in report.usages if each.refused is not None)
-    text = "Processes that the kernel killed for memory, or that were refused, so far, of the groups that are there."
-    yield Family("usage_refused", text, labels, refused)
-    waits = [((each.resource, part, _job(each)), ratio) for each in report.pressures for part, ratio in _parts(each)]
-    text = 'Share of the last minute in which some, or all, processes waited for it (job_id="": of the node).'
-    yield Family("pressure_ratio", text, ("resource", "part", "job_id"), waits)
-
-
-def _job(each: Usage | Pressure) -> str:
-    return "" if each.job_id is None else job_label(each.job_id)
-
-
-def _parts(each: Pressure) -> tuple[tuple[str, float], ...]:
-    return ("some", each.some_ratio), ("full", each.full_ratio)
-
-
-SPEC = CollectorSpec("usage", UsageSection, UsageCollector, metrics)
+SPEC = CollectorSpec("usage", UsageSection, UsageCollector)

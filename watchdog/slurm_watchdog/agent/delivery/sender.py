@@ -2,7 +2,8 @@
 
 A report is encoded once, and waits as bytes: the objects would take many times what the bound says. One at a time is
 on its way: it stays in the spool until the controller says that it was taken, and is sent again on the next stream, so
-that none is lost; the controller knows by its number one that it has. What the controller asks comes at any time.
+that none is lost; the controller knows by its number one that it has. One that only says that all is as before is not
+answered. What the controller asks comes at any time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
 from slurm_watchdog.agent.delivery.stream import (
@@ -34,9 +37,9 @@ from slurm_watchdog.base.structs import printable
 from slurm_watchdog.config.agent import Security
 from slurm_watchdog.identity.secret_files import TlsFiles
 from slurm_watchdog.model.protocol import Reply
-from slurm_watchdog.model.report import Report
+from slurm_watchdog.model.report import Report, is_state
 from slurm_watchdog.wire.codec import WireError, encode_report
-from slurm_watchdog.wire.frames import ORDERS, REPORT, TAKEN, FrameError
+from slurm_watchdog.wire.frames import NEWS, ORDERS, REPORT, STATE, TAKEN, FrameError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -149,7 +152,7 @@ class Sender:
         body = encode(report)
         with self._lock:
             dropped = self._spool.dropped
-            self._spool.put(report.sequence, body, self._now())
+            self._spool.put(report.sequence, body, self._now(), is_state=is_state(report))
             dropped = self._spool.dropped - dropped
         self.lost += dropped
         for _ in range(dropped):
@@ -222,7 +225,10 @@ class Sender:
             self._close()
         if self._link is None:
             self._link = self.controllers.current.open(self._answer_s)
-        self._link.send(REPORT, waiting.aged(self._now()))
+        self._link.send(STATE if waiting.is_state else REPORT, waiting.aged(self._now()))
+        if waiting.is_state:
+            self._replies.put(replace(self._last[1], commands=()))  # it holds: else there would be NEWS
+            return
         while (frame := self._link.receive()) is None or not self._take(*frame):
             pass
 
@@ -238,7 +244,7 @@ class Sender:
 
     def _take(self, kind: bytes, body: bytes) -> bool:
         """Whether it is the answer to the report that is on its way. Raises FrameError, WireError."""
-        if kind not in (TAKEN, ORDERS):
+        if kind not in (TAKEN, NEWS, ORDERS):
             raise FrameError("garbage", "it sent a frame that nothing asked for")
         if kind == ORDERS:
             self._orders.put(parse_reply(body))
@@ -247,12 +253,12 @@ class Sender:
         self.heard_at = self._now()
         if body == self._last[0] and not self._last[1].commands:
             self._replies.put(self._last[1])
-            return True
+            return kind == TAKEN
         reply = parse_reply(body)
         self._last = (body, reply)
         self._replies.put(reply)
         _ring(self._write_fd)
-        return True
+        return kind == TAKEN
 
     def _close(self) -> None:
         if self._link is not None:

@@ -18,6 +18,7 @@ class Waiting:
     made_at: float
     sequence: int
     body: bytes
+    is_state: bool = False  # See slurm_watchdog.wire.frames.
 
     def aged(self, now: float) -> bytes:
         """The body with the report's age."""
@@ -40,9 +41,9 @@ class Spool:
     size: int = 0
     _items: deque[Waiting] = field(default_factory=deque)
 
-    def put(self, sequence: int, body: bytes, now: float) -> None:
+    def put(self, sequence: int, body: bytes, now: float, *, is_state: bool = False) -> None:
         """Adds a report that was made at `now`."""
-        self._items.append(Waiting(now, sequence, body))
+        self._items.append(Waiting(now, sequence, body, is_state))
         self.size += len(body)
         self.expire(now)
 

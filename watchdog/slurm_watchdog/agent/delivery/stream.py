@@ -214,6 +214,8 @@ class TcpController(Controller):
         address = (self.host.encode("ascii"), self._port)
         sock = socket.create_connection(address, timeout=CONNECT_S)  # type: ignore[arg-type]
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A machine that is dead is noticed as soon as by a missing answer, also by what is not answered.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * ANSWER_S))
         return sock
 
 
@@ -239,6 +241,13 @@ class TlsController(TcpController):
             sock.close()
             raise
         return wrapped
+
+    def open(self, answer_s: float) -> ProvenStream:
+        try:
+            return super().open(answer_s)
+        except ConnectionResetError as error:  # as the server does that does not take our certificate
+            own = "our certificate has expired" if self.certificates["own"] < clock.wall() else "its log says why"
+            raise AuthenticationFailed(f"the controller ended the connection in the handshake: {own}") from error
 
     def _context(self) -> ssl.SSLContext:
         """Raises AuthenticationFailed if our own files cannot be used."""

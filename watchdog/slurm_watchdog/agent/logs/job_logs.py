@@ -25,12 +25,12 @@ from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import Follow, ListMounts
 from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base.mounts import Mount, MountNews, mount_of
+from slurm_watchdog.base.redact import mask_words
 from slurm_watchdog.base.structs import only
 from slurm_watchdog.knowledge.launchers import HEARTBEAT_VARIABLE
 from slurm_watchdog.knowledge.ray_train import WorkerRank, speaker_of
 from slurm_watchdog.model.observations import BY_SLURM, Event, EventKind, LogFile, Process
 from slurm_watchdog.model.protocol import JobWatch
-from slurm_watchdog.wire.redact_values import mask_words
 
 MAX_FILES = 24  # Logs of one job that are followed on one node: of the job and of eight ranks, and more.
 MAX_WAITING_EVENTS = 5000  # In one report; of more, progress goes first, and of that the oldest.

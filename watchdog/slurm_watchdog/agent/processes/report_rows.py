@@ -20,7 +20,7 @@ from slurm_watchdog.model.protocol import CommandResult
 from slurm_watchdog.model.report import LeftOut, Report
 
 HELPERS_OF_JOB = 64  # Of one job on one node, beside those that hang: shells, launchers and `tee` are a dozen.
-PROCESSES = 2048  # Of a node. About 300 bytes each; the controller takes 4,096 (state.reported_processes).
+PROCESSES = 2048  # Of a node. About 300 bytes each; the controller takes 4,096 (state.door).
 MAX_SAID = 64  # Jobs and users for which it is reported how much was left out.
 FEW_EVENTS = 200
 LONGEST_NAME = 1024  # Characters of a path in a report that was too large otherwise.

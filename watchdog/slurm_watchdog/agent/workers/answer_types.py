@@ -174,10 +174,3 @@ class GpuReading(Struct):
     gpus: tuple[GpuRow, ...] | None = None
     events: tuple[tuple[int, int, str | None], ...] = ()  # (type, data, UUID).
     driver_s: float = 0.0  # Spent inside NVML.
-
-
-class ConfigCheck(Struct):
-    """Whether an agent could run with a configuration file."""
-
-    problems: tuple[str, ...] = ()
-    settings: str = ""  # As JSON; empty with problems.

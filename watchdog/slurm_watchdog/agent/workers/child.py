@@ -155,14 +155,8 @@ def child_main(work: Callable[[], None]) -> None:
         os._exit(0)
 
 
-def spawn_for_ever(
-    control: socket.socket, functions: Functions, parent: int, to_close: Iterable[socket.socket] = ()
-) -> None:
-    """The spawner: for each message [key, uid] with one end of a socket it forks a worker that serves this socket.
-    `to_close` are the parent's alone: as long as anybody else holds them, who is at their other ends hears of no
-    end."""
-    for each in to_close:
-        each.close()
+def spawn_for_ever(control: socket.socket, functions: Functions, parent: int) -> None:
+    """The spawner: for each message [key, uid] with one end of a socket it forks a worker that serves this socket."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     # An agent that has restarted still holds them (runner.Signals.hold).

@@ -23,11 +23,12 @@ from slurm_watchdog.agent.workers.child import Functions, frame, unframe
 from slurm_watchdog.agent.workers.request_types import ReadThreads, Request
 from slurm_watchdog.agent.workers.spawner import HelperLink, Spawner, SpawnerDied, Starter
 from slurm_watchdog.agent.workers.worker import (
+    APART_S,
     LOOK_AT_CHILDREN,
     READ_SIZE,
     Answer,
     CallThen,
-    InheritedWorker,
+    HungWorker,
     OnPart,
     Value,
     Worker,
@@ -35,12 +36,12 @@ from slurm_watchdog.agent.workers.worker import (
     decode_answer,
     deliver_part,
     finish,
-    from_inherited,
     idle_s_of,
+    is_over,
     is_stuck,
     read_into,
+    recall,
     start_of,
-    to_inherited,
     watch_at_work,
     why_given_up,
     why_silent,
@@ -48,6 +49,7 @@ from slurm_watchdog.agent.workers.worker import (
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import describe
 from slurm_watchdog.base.loop import Waiter, wait_readable
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.observations import HungProbe
 
 log = logging.getLogger(__name__)
@@ -67,12 +69,11 @@ class WorkerPool:
         read_clock: Callable[[], float] = clock.monotonic,
         helper: HelperLink | None = None,
         helped: Collection[str] = (),
-        inherited: Iterable[InheritedWorker] = (),
+        former: Iterable[HungWorker] = (),
     ):
         """Forks the spawner: to be made before any thread. `functions` are what workers can do, by name. Those in
-        `helped` are done by children of the `helper`, if there is one: the same workers, with its rights. `inherited`
-        are the children of the agent that this process was before: each is waited for, and not replaced until it has
-        answered or ended."""
+        `helped` are done by children of the `helper`, if there is one: the same workers, with its rights. `former`
+        are children of the agent before this one that had not answered: none is replaced until it has ended."""
         self.helper = helper
         self._helped = frozenset(helped) if helper is not None else frozenset[str]()
         self.read_clock = read_clock
@@ -82,18 +83,16 @@ class WorkerPool:
         self._lost = False
         self._buffer = memoryview(bytearray(READ_SIZE))
         self._looked_at = float("-inf")
-        former = [from_inherited(each, read_clock()) for each in inherited]
-        self._spawner = Spawner(functions, [each.sock for each in former])
+        self._spawner = Spawner(functions)
         self.spawner_pid = self._spawner.pid
         self._admission = Admission(self._workers, max_workers, self._drop)
         self._waiter = Waiter()
         self._waiter.watch(self._spawner.fileno())
         self._starter = Starter(self._spawner, helper, self._waiter)
-        for worker in former:
+        for each in former:
+            worker = recall(each, self._next_request, read_clock())
             self._workers[worker.key] = self._by_fd[worker.sock.fileno()] = worker
-            self._next_request = max(self._next_request, (worker.request or 0) + 1)
-            self._waiter.watch(worker.sock.fileno())
-            self._flush(worker)
+            self._next_request += 1
 
     def ask(
         self, key: str, request: Request[Value], deadline_s: float, now: float,
@@ -145,7 +144,10 @@ class WorkerPool:
             if self.helper is not None and self.helper.sock is not None and fd == self.helper.sock.fileno():
                 self._starter.disconnect_helper("it has ended the connection")  # it says nothing else
         for worker in list(self._workers.values()):
-            if worker.request is not None:
+            if is_over(worker):
+                log.warning("%s: the child of the agent before has ended: it is free again", worker.key)
+                self._drop(worker)
+            elif worker.request is not None:
                 watch_at_work(worker, now, None if self.helper is None else self._ask_for_call)
                 if now >= worker.deadline and not worker.hung:
                     self._miss_deadline(worker, now, done)
@@ -244,19 +246,14 @@ class WorkerPool:
         """Keys of all workers."""
         return list(self._workers)
 
-    def hand_off(self) -> tuple[InheritedWorker, ...]:
-        """The busy ones, for the agent that this process becomes by exec: to be called before `close`, which
-        then leaves their sockets open. The agent's own are killed with the spawner, but for those that hang in
-        the kernel."""
-        inherited = []
-        for worker in [worker for worker in self._workers.values() if worker.request is not None]:
-            each = to_inherited(worker)
-            self._waiter.forget(each.fd)
-            del self._by_fd[each.fd], self._workers[worker.key]
-            worker.sock.detach()
-            os.set_inheritable(each.fd, True)
-            inherited.append(each)
-        return tuple(inherited)
+    def unanswered(self, now: float) -> tuple[HungWorker, ...]:
+        """Those that hang, or have been at work for a while, for the next agent: after `close` they end as soon as
+        they return."""
+        return tuple(
+            picked(HungWorker, worker)
+            for worker in self._workers.values()
+            if worker.request is not None and worker.born and (worker.hung or now - worker.asked_at >= APART_S)
+        )
 
     def close(self) -> None:
         """Lets all children go; those in the kernel's uninterruptible sleep end when that does."""

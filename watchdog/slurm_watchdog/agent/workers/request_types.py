@@ -15,7 +15,6 @@ from msgspec import Meta
 
 from slurm_watchdog.agent.workers.answer_types import (
     CheckpointMemory,
-    ConfigCheck,
     FollowedLogs,
     GpuReading,
     IdentifiedProcess,
@@ -300,21 +299,6 @@ class ReadLinks(Request[list[LinkCounters]]):
     task = "read_links"
 
 
-class ReadState(Request[str | None]):
-    """The text of a small file of the agent's; None: there is none."""
-
-    task = "read_state"
-    path: Path
-
-
-class WriteState(Request[None]):
-    """`text` in place of what that file holds."""
-
-    task = "write_state"
-    path: Path
-    text: str
-
-
 class ReadGpus(Request[GpuReading]):
     """NVML's values of every GPU."""
 
@@ -323,15 +307,6 @@ class ReadGpus(Request[GpuReading]):
     """What is read besides, as (index, PROCESSES or HEALTH), the most urgent first: the first of them, and
     more while `budget_s` of driver time lasts. `all`: the processes of every GPU, whatever it takes."""
     budget_s: Seconds
-
-
-class CheckConfig(Request[ConfigCheck]):
-    """Whether the configuration in `file` can replace the `running` one (JSON of reload.settings.Settings)."""
-
-    task = "check_config"
-    file: Path
-    running: str
-    deadline_s: Seconds
 
 
 Memory = TypeVar("Memory")

@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterable
 from contextlib import suppress
 
 from slurm_watchdog.agent.proc.kmsg import KmsgFile
@@ -116,16 +115,16 @@ class SpawnerDied(Exception):
 class Spawner:
     """Forked when it is made, which has to be before any thread."""
 
-    def __init__(self, functions: Functions, to_close: Iterable[socket.socket] = ()):
-        """`functions` are what workers can do; `to_close` is the agent's alone."""
+    def __init__(self, functions: Functions):
+        """`functions` are what workers can do."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        parent, kept = os.getpid(), list(to_close)
+        parent = os.getpid()
         gc.collect()
         gc.freeze()  # the collector writes into objects, and what is written to is shared no more
         self.pid = os.fork()
         if self.pid == 0:
             ours.close()
-            child_main(lambda: spawn_for_ever(theirs, functions, parent, kept))
+            child_main(lambda: spawn_for_ever(theirs, functions, parent))
         theirs.close()
         ours.setblocking(False)  # the spawner only forks; were it to stop, the agent must not
         self._control = ours

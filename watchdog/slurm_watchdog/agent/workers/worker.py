@@ -16,7 +16,6 @@ from slurm_watchdog.agent.proc.files import read_file, read_stat
 from slurm_watchdog.agent.proc.system_call import parse_syscall
 from slurm_watchdog.agent.workers.answer_types import ThreadFacts
 from slurm_watchdog.agent.workers.request_types import Request, answer_type
-from slurm_watchdog.base.structs import picked
 from slurm_watchdog.knowledge.syscalls import FD_ARGUMENT, NOT_A_FILESYSTEM_WAIT, PATH_ARGUMENT, name_of
 
 APART_S = 1.0  # Between two looks, and before the first: who is asked a moment ago works.
@@ -105,21 +104,16 @@ class Answer(Generic[Value]):
     seconds: float = 0.0
 
 
-class InheritedWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """A child that was busy when its agent became a new one, with the bytes that were under way."""
+class HungWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """A child that had not answered when its agent ended: for as long as it is there, its resource is not touched."""
 
     key: str
     uid: int
-    fd: int  # Its socket, which exec leaves open.
-    request: int
     asked_at: float
     deadline: float
     hung: bool
-    born: bool
-    inbox: bytes = b""
-    outbox: bytes = b""
-    pid: int = 0
-    start_ticks: int = -1
+    pid: int
+    start_ticks: int
     helped: bool = False
 
 
@@ -141,6 +135,7 @@ class Worker:
     writing: bool = False
     request: int | None = None  # Number of the one that it is busy with.
     request_type: type[Request[Any]] | None = None  # None: an agent before this one asked.
+    former: bool = False  # It is a child of an agent before this one: no answer comes, it ends when it returns.
     asked_at: float = 0.0
     deadline: float = 0.0
     hung: bool = False
@@ -172,24 +167,17 @@ def is_stuck(worker: Worker) -> bool:
     return worker.request is not None and first is not None and last is not None and hangs_in_call(first, last)
 
 
-_SAME = ("key", "uid", "request", "asked_at", "deadline", "hung", "born", "pid", "start_ticks", "helped")
-
-
-def to_inherited(worker: Worker) -> InheritedWorker:
-    """A busy one, for the agent that this process becomes."""
-    assert worker.request is not None
-    fd, inbox, outbox = worker.sock.fileno(), bytes(worker.inbox), bytes(worker.outbox)
-    return picked(InheritedWorker, worker, fd=fd, inbox=inbox, outbox=outbox)
-
-
-def from_inherited(each: InheritedWorker, now: float) -> Worker:
-    """A worker of the agent before, whose answer no one waits for any more."""
-    sock = socket.socket(fileno=each.fd)
-    sock.set_inheritable(False)
+def recall(each: HungWorker, request: int, now: float) -> Worker:
+    """The worker of an agent before this one, busy with a `request` that no one waits for."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)  # In place of its own, which is closed: nothing ever comes.
     sock.setblocking(False)
-    same: dict[str, Any] = {name: getattr(each, name) for name in _SAME}
-    inbox, outbox = bytearray(each.inbox), bytearray(each.outbox)
-    return Worker(sock=sock, used_at=now, idle_s=idle_s_of(each.key), inbox=inbox, outbox=outbox, **same)
+    known = msgspec.structs.asdict(each)
+    return Worker(sock=sock, used_at=now, idle_s=0.0, request=request, former=True, born=True, **known)
+
+
+def is_over(worker: Worker) -> bool:
+    """Whether a child of an agent before this one has returned, and ended."""
+    return worker.former and start_of(worker.pid) != worker.start_ticks
 
 
 def idle_s_of(key: str) -> float:

@@ -173,7 +173,7 @@ class Decider:
         situation = self._inputs.of_job(incident, job, now, context)
         if isinstance(matter, GpuProcess):
             state, open_ones = self._cluster, self._judgement.incidents
-            reports = matter.node in state.agents.reporting(now)
+            reports = state.agents.reports(matter.node, now)
             node = state.nodes.view(matter.node)
             situation = with_process(situation, matter, node, reports, state.jobs.values(), open_ones)
         self._inputs.note_storm(situation, job, now)

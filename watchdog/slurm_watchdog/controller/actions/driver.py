@@ -311,7 +311,7 @@ async def _observe(run: ActionRun, process: GpuProcess, tools: Tools, taken_up_a
     if run.records:
         why_not = objection_by_slurm(process, jobs)
     else:
-        reports = process.node in tools.state.agents.reporting(now)
+        reports = tools.state.agents.reports(process.node, now)
         why_not = objection(process, tools.state.nodes.view(process.node), reports, jobs)
     return Observed(
         decision=run.decision,

@@ -329,4 +329,4 @@ def processes_there(tools: Tools, node: str, job: SlurmJob) -> tuple[Process, ..
     """The job's processes on a node whose agent reports at this moment; none of a silent one, whose last report
     may be out of date."""
     state = tools.state
-    return state.processes_on(node, job) if node in state.agents.reporting(clock.monotonic()) else ()
+    return state.processes_on(node, job) if state.agents.reports(node, clock.monotonic()) else ()

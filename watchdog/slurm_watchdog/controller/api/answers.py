@@ -18,13 +18,13 @@ from slurm_watchdog.base.failure import Failure
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.controller.api.asking import UNKNOWN_CALLER, Asked, RequestRefused, Who, checked_nodes
+from slurm_watchdog.controller.evidence.collection import progress_of
 from slurm_watchdog.controller.health import views
 from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.controller.health.lost_time import report_asked
 from slurm_watchdog.controller.health.views import Sees
 from slurm_watchdog.controller.node_history.suspicion import node_history, node_table
 from slurm_watchdog.controller.policy.access import may_see
-from slurm_watchdog.controller.state.evidence_collection import progress_of
 from slurm_watchdog.journal.evidence import Piece
 from slurm_watchdog.model import documents
 from slurm_watchdog.model.actions import ActionRun

@@ -13,10 +13,10 @@ from slurm_watchdog.base.structs import picked
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.controller.api.answers import Api
 from slurm_watchdog.controller.api.asking import Asked, RequestRefused, checked_job, checked_nodes
+from slurm_watchdog.controller.evidence.collection import progress_of
 from slurm_watchdog.controller.health.views import action_of, is_of
 from slurm_watchdog.controller.incidents.judge import proves_stuck
 from slurm_watchdog.controller.node_history.suspicion import ADDED, DAY_S, USERS_OWN, event_of
-from slurm_watchdog.controller.state.evidence_collection import progress_of
 from slurm_watchdog.detect.registry import KINDS
 from slurm_watchdog.model import documents
 from slurm_watchdog.model.actions import Decision

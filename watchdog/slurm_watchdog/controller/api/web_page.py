@@ -35,7 +35,7 @@ from slurm_watchdog.base.text import duration, fold, one_line, plural
 from slurm_watchdog.config.agent import Security
 from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.api.answers import Api, CommandSources
-from slurm_watchdog.controller.api.asking import Asked, RequestRefused, UserLookup, person_of
+from slurm_watchdog.controller.api.asking import MAX_BODY_BYTES, Asked, RequestRefused, UserLookup, person_of
 from slurm_watchdog.controller.api.routes import PAGE_ROUTES, answer, document_of, refusal_of
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.model.documents import Job, JobHealth
@@ -109,7 +109,7 @@ def make_page(controller: CommandSources, token: str, person: Person | None = No
         response.headers.update(HEADERS)
         return response
 
-    app = web.Application()
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
     app.router.add_route("*", "/{path:.*}", handle)
     return app
 

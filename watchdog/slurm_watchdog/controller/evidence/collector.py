@@ -22,15 +22,9 @@ from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.evidence.requests import EvidenceRequests, FairSlots
-from slurm_watchdog.controller.evidence.store import EvidenceStore
-from slurm_watchdog.controller.health.cluster import is_announced
-from slurm_watchdog.controller.incidents.judge import Judge
-from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.controller.state.evidence_collection import (
+from slurm_watchdog.controller.evidence.collection import (
     DUMPS,
     Collected,
-    NodeProgress,
     RankRow,
     SharedFrames,
     addresses_of,
@@ -43,6 +37,11 @@ from slurm_watchdog.controller.state.evidence_collection import (
     ras_nodes,
     second_node,
 )
+from slurm_watchdog.controller.evidence.requests import EvidenceRequests, FairSlots
+from slurm_watchdog.controller.evidence.store import EvidenceStore
+from slurm_watchdog.controller.health.cluster import is_announced
+from slurm_watchdog.controller.incidents.judge import Judge
+from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.run import ids_on
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall, blocked_limit_s
 from slurm_watchdog.detect.registry import spec_of
@@ -54,6 +53,7 @@ from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.actions import Decision, OperationOutcome
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
+from slurm_watchdog.model.documents import NodeRow
 from slurm_watchdog.model.evidence import NodeEvidence
 from slurm_watchdog.model.incidents import Incident, IncidentKind
 from slurm_watchdog.model.observations import Role
@@ -145,7 +145,7 @@ class Collector:
         before = next(iter(self._of(job)), None)
         found = Collected(
             id=uuid.uuid4().hex[:12], job=job, began=now, began_at=clock.wall(), incident_id=incident_id,
-            nodes={node: NodeProgress() for node in job.nodes}, shared=SharedFrames(),
+            nodes={node: NodeRow(node=node, state="asked") for node in job.nodes}, shared=SharedFrames(),
         )  # fmt: skip
         self._known[found.key].insert(0, found)
         self._spawn(self._collect(found, before))
@@ -272,8 +272,7 @@ class Collector:
                 now = clock.monotonic()
                 for node in [node for node in pending if not self._cluster.agents.reports(node, now)]:
                     tasks[node].cancel()
-                    progress = found.nodes[node]
-                    progress.state, progress.error = "failed", f"the agent on {node} does not report"
+                    found.note(node, state="failed", error=f"the agent on {node} does not report")
                 await asyncio.wait([tasks[node] for node in pending], timeout=self._limits.silence_every_s)
         finally:
             for task in tasks.values():
@@ -289,7 +288,7 @@ class Collector:
             await self._ask_about(found, node, process_job_id)
 
     async def _ask_about(self, found: Collected, node: str, process_job_id: str) -> None:
-        progress, ras = found.nodes[node], found.ras_nodes[:1] == [node]
+        ras = found.ras_nodes[:1] == [node]
         result = await self._request(
             found, node, process_job_id, self._limits.spread_s + self._limits.slack_s, dumps=found.dumps_asked,
             apart_s=self._limits.spread_s / (DUMPS - 1), ras=ras,
@@ -297,14 +296,14 @@ class Collector:
         evidence = result.evidence
         if evidence is None:
             why = result.error or "it sent no evidence: is its release older?"
-            progress.state, progress.error = "failed", why[:MAX_ERROR]
+            found.note(node, state="failed", error=why[:MAX_ERROR])
             return
         await self._add_answer(found, node, evidence if ras else replace(evidence, ras=None))
         if ras and evidence.ras is None:
             found.ras_failed = any(RAS_PROBLEM in problem for problem in evidence.problems)
         ranks = [rank for rank in evidence.ranks if rank.role is Role.RANK]
-        progress.state, progress.ranks = "answered", progress.ranks + len(ranks)
-        progress.undumped += sum(1 for rank in ranks if rank.error is not None)
+        before, undumped = found.nodes[node], sum(rank.error is not None for rank in ranks)
+        found.note(node, state="answered", ranks=before.ranks + len(ranks), undumped=before.undumped + undumped)
 
     async def _request(self, found: Collected, node: str, job_id: str, expires_s: float, **what: Any) -> CommandResult:
         """What a node answers; without evidence if that is about another job."""

@@ -108,9 +108,10 @@ class Reach:
         try:
             there, *others = await asyncio.gather(*(self._is_there(name) for name in (node, *witnesses)))
             if there is False and True in others:
-                self._state.unreached.note(node, now)
+                since, tries = self._state.unreached.get(node, (now, 0))
+                self._state.unreached[node] = since, tries + 1
             elif there is not False:
-                self._state.unreached.forget(node)
+                self._state.unreached.pop(node, None)
         finally:
             del self._tasks[node]
 

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.capped import LeftOut
+from slurm_watchdog.base.redact import masked
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.state.evidence_collection import Collected
+from slurm_watchdog.controller.evidence.collection import Collected
 from slurm_watchdog.journal.evidence import pack
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.journal.writer import JournalWriter
@@ -21,7 +22,6 @@ from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.wire.rate_limits import TokenBuckets
-from slurm_watchdog.wire.redact_values import masked
 
 DAY_S = 86_400.0
 

@@ -87,10 +87,10 @@ class JobContext(Struct):
 
 def restarting_jobs(view: ClusterView) -> frozenset[str]:
     """Jobs whose command `slurm-watchdog run` starts again by itself, until they are seen to make steps."""
-    ended = {each.job.job_id for each in view.ended if each.job.starts_again}
-    again = {job.job.job_id for job in (*view.jobs, *view.waiting) if job.past and job.past[-1].started_again}
-    trains = {job.job.job_id for job in view.jobs if job.progress is not None and job.progress.rises >= RISES}
-    in_place = {job.job.job_id: job.supervisor.state for job in view.jobs if job.supervisor and job.supervisor.failed}
+    ended, jobs = {each.job.job_id for each in view.ended if each.job.starts_again}, view.ageless_jobs
+    again = {job.job.job_id for job in (*jobs, *view.waiting) if job.past and job.past[-1].started_again}
+    trains = {job.job.job_id for job in jobs if job.progress is not None and job.progress.rises >= RISES}
+    in_place = {job.job.job_id: job.supervisor.state for job in jobs if job.supervisor and job.supervisor.failed}
     between = (SupervisorState.STARTING, SupervisorState.ENDING)
     ended |= {job_id for job_id, state in in_place.items() if state in between}
     over = {job_id for job_id, state in in_place.items() if state is SupervisorState.OVER}

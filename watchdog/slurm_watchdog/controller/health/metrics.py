@@ -22,10 +22,24 @@ from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.documents import Delivery, Level
 from slurm_watchdog.model.incidents import Incident, IncidentState
 from slurm_watchdog.model.slurm import SlurmView
-from slurm_watchdog.wire.rate_limits import CONNECTION_REASONS, LOST_STREAMS, REFUSED_REPORTS
+from slurm_watchdog.wire.rate_limits import CONNECTION_REASONS
 
 LOOK_EVERY_S = 5.0  # While no job is stalled.
 LONGEST_TICK_S = 60.0  # A longer time between two looks was a stall of the controller: nothing is known of it.
+
+LOST_STREAMS = {
+    "reset": "it was reset: the agent has ended, or something between us",
+    "closed_by_agent": "the agent closed it",
+    "closed_by_us": "this controller ends",
+    "silent": "no frame came in time: it is half-open, or the agent hangs",
+    "replaced": "its node has begun another one",
+    "slow_reader": "it does not read what it is sent",
+}  # How streams of agents end that were not refused -> what it means.
+REFUSED_REPORTS = (
+    "unauthorized", "replayed", "wrong_node", "garbage", "too_large", "too_slow", "too_often",
+    "cut_off", "busy", "no_munge", "wrong_job", "no_room", "standby", "failed", "old_agent",
+)  # fmt: skip
+"""Outcomes of requests that were refused; the others are those of reports that were taken."""
 
 
 class GpuTime:
@@ -175,7 +189,7 @@ class ControllerMetrics:
         self.slurm_requests = counter("slurm_requests_total", "Requests to Slurm", "call", "outcome")
         self.detector_failures = counter("detector_failures_total", "Detectors that raised", "kind")
         self._without_series = gauge("jobs_without_series", f"Running jobs beyond the {MAX_JOBS} with separate series")
-        self._left_out = counter("left_out_total", "Entries dropped because a container was full, by container", "what")
+        self._left_out = counter("left_out_total", "Entries dropped because there was no room, by kind", "what")
         self._left_out_so_far: dict[str, int] = {}
         crowds = f"Processes that are not looked at one by one, of the {MAX_CROWDS} largest crowds"
         self._crowds = gauge("processes_left_out", crowds, "job_id", "uid")

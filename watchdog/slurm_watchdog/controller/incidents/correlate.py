@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base.redact import mask_words
 from slurm_watchdog.base.structs import Struct, picked
 from slurm_watchdog.detect.registry import causes_of, spec_of
 from slurm_watchdog.detect.spec import Subject
@@ -20,7 +21,6 @@ from slurm_watchdog.model.incidents import (
     IncidentState,
     Truth,
 )
-from slurm_watchdog.wire.redact_values import mask_words
 
 RESOLVE_AFTER_S = 10.0  # Gone for so long before its incident closes: a flapping one stays one incident.
 

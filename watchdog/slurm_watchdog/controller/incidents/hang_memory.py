@@ -6,13 +6,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
+from slurm_watchdog.base.redact import mask_words
 from slurm_watchdog.base.text import duration, ordinal
 from slurm_watchdog.diagnose.stacks.places import RankPlace, locate
 from slurm_watchdog.diagnose.stacks.waiting import frames_key
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StackSnapshot
 from slurm_watchdog.model.incidents import Culprit, HangPlace, Incident
 from slurm_watchdog.model.observations import Role
-from slurm_watchdog.wire.redact_values import mask_words
 
 MOST = 5000  # The newest: a cluster with fifty hangs a day has three months of them.
 REMEMBERED_S = 90 * 86400.0  # A program changes within a quarter of a year: the same function is another matter.

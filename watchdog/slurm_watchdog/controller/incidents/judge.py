@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.base.capped import LeftOut
+from slurm_watchdog.base.redact import masked
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.ticking import Clock, Ticking, plain, ticking
 from slurm_watchdog.config.schema import Config
@@ -39,7 +40,6 @@ from slurm_watchdog.model.node_events import NodeSuspicion
 from slurm_watchdog.model.past_runs import SlowSearch
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING, is_known
-from slurm_watchdog.wire.redact_values import masked
 
 OF_ONE = 64  # Of one job or node. There are 26 kinds; a node has 16 GPUs at most, each with a fault and an orphan.
 
@@ -158,7 +158,7 @@ def _cut(own: Any, within_s: float, *names: str) -> Any:
 log = logging.getLogger(__name__)
 
 
-NUMBERS_S = 15.0
+NUMBERS_S = 30.0  # As often as a node sums them up (slurm_watchdog.agent.frames).
 """Numbers of a job that makes steps, and of which nothing is wrong, are judged so often: what they alone can show (a
 slow GPU, a pace that changes) is a matter of minutes. A changed class is judged at once."""
 READ_SOON_S = 120.0  # Within so long of its start the first step of a job that logs any is read, most often.
@@ -432,7 +432,12 @@ class Judge:
         moment = Moment(*(ticking(around.now, each) for each in clocks))
         now, job = moment.now, self.state.view_of(run, moment)
         findings, limit_s = self.findings_of(job, around, now)
-        open_ended = [each for each in findings if each.truth is not Truth.OK and type(each.duration_s) is Ticking]
+        open_ended = [
+            each
+            for each in findings
+            if type(each.duration_s) is Ticking
+            and (each.truth is Truth.BAD or each.wanted or (each.truth is not Truth.OK and each.subject in self._asked))
+        ]
         # How long something is gone is shown, and judged with other jobs, as of this moment.
         lasts = not open_ended and type(limit_s) is float and all(each.gone_s is None for each in job.processes)
         run.is_calm = lasts and _makes_steps(findings)
@@ -484,7 +489,7 @@ class Judge:
         if spec.needs_slurm and not self._slurm_is_fresh():
             return []
         try:
-            return [self.state.gpus.with_gpus(each) for each in findings_of(spec, view, settings)]
+            return [self.state.processes.with_gpus(each) for each in findings_of(spec, view, settings)]
         except NoData as error:
             log.debug("%s cannot judge: %s", spec.kind, error)
         except Exception:  # the boundary: one detector never stops the others

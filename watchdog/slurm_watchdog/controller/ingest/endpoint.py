@@ -19,10 +19,11 @@ from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.base.text import one_line
-from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.controller.health.metrics import LOST_STREAMS, ControllerMetrics
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.identity.munge_library import AgentCredentials, AuthenticationError, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import STANDBY, TO_AGENT, TO_CONTROLLER, Seal
+from slurm_watchdog.identity.secret_files import check_secret
 from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
@@ -31,10 +32,12 @@ from slurm_watchdog.wire.frames import (
     HELLO,
     MAC_BYTES,
     MAGIC,
+    NEWS,
     OPENED,
     ORDERS,
     PROOF,
     REPORT,
+    STATE,
     TAKEN,
     VERSION,
     WELCOME,
@@ -44,7 +47,7 @@ from slurm_watchdog.wire.frames import (
     unpack,
 )
 from slurm_watchdog.wire.port import DEADLINE_S, Port, refusal
-from slurm_watchdog.wire.rate_limits import LOST_STREAMS, Limits, TokenBuckets, is_loopback, report_rate
+from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, is_loopback
 from slurm_watchdog.wire.stream_server import Stream
 
 log = logging.getLogger(__name__)
@@ -54,6 +57,10 @@ UPGRADE = f"this controller ({__version__}) speaks frames and no HTTP with agent
 NOBODY: frozenset[str] = frozenset()
 TOO_EARLY = "Slurm has not listed its nodes yet: retry"
 MAX_SMALL = 4096  # Bytes of a body that no one looks at.
+REPORTS_AT_ONCE = 300  # Of an agent that was cut off: ten minutes at 5 s are 120, and each may be refused once.
+REPORTS_A_SECOND = 20.0  # A hundred times what the default interval makes, and more where a site asks for more.
+BYTES_AT_ONCE = 64 * 1024**2  # What an agent keeps (8 MiB), several times over.
+BYTES_A_SECOND = 2 * 1024**2
 LOG_EVERY_S = 60.0  # What is refused or lost for one reason is logged once in this time; the metric counts it all.
 
 
@@ -98,7 +105,7 @@ def watching_app(metrics: ControllerMetrics, healthy: Callable[[], tuple[bool, s
         said = msgspec.json.encode({"healthy": good, "detail": sentence, "time": clock.wall()})
         return web.Response(body=said, status=200 if good else 503, content_type="application/json")
 
-    app = web.Application()
+    app = web.Application(client_max_size=MAX_SMALL)
     app.add_routes([web.get("/metrics", text), web.get("/healthz", health)])
     return app
 
@@ -140,7 +147,8 @@ class ReportEndpoint:
         self._limits = Limits(by_address=address_of is not None, is_own=is_own)
         self._beginnings = TokenBuckets(burst=10.0, per_s=0.1)  # Streams of one address: an agent keeps one for days.
         self._resolved: dict[str, frozenset[str]] = {}
-        self._rate = report_rate(interval_s)  # Of each node.
+        self._reports = TokenBuckets(REPORTS_AT_ONCE, max(REPORTS_A_SECOND, 4.0 / interval_s))  # Of each node.
+        self._bytes = TokenBuckets(BYTES_AT_ONCE, BYTES_A_SECOND)
         self._streams: dict[str, Stream] = {}  # Node -> its newest stream that was opened.
         self._said: dict[str, float] = {}  # Reason -> when it was logged last.
         if isinstance(identity, Context):
@@ -152,9 +160,7 @@ class ReportEndpoint:
         app = watching_app(self._metrics, self._healthy)
         return Port(
             app,
-            MAX_SMALL,
             admit=self._admit,
-            refused=lambda outcome: self._metrics.reports.labels(outcome).inc(),
             count=lambda reason: self._metrics.refused_connections.labels(reason).inc(),
             limits=self._limits,
             tls=identity if isinstance(identity, Context) else None,
@@ -175,8 +181,8 @@ class ReportEndpoint:
 
     def take_frame(self, stream: Stream, kind: bytes, body: bytes) -> Awaitable[None] | None:
         """See wire.stream_server.StreamDoor: at once, but where munged or the address of a name has to be asked."""
-        if stream.is_open and kind == REPORT:
-            self._take_report(stream, body)
+        if stream.is_open and kind in (REPORT, STATE):
+            self._take_report(stream, kind, body)
             return None
         if not stream.node and kind == HELLO and body.startswith(MAGIC):
             return self._greet(stream, unpack(body.removeprefix(MAGIC), Hello))
@@ -254,10 +260,11 @@ class ReportEndpoint:
         before = self._streams.get(stream.node)
         self._streams[stream.node] = stream
         if before is not None:
-            before.end("replaced", "this node has begun another connection")
+            before.refuse("replaced", "this node has begun another connection")
 
-    def _take_report(self, stream: Stream, body: bytes) -> None:
-        if not self._rate.acquire(stream.node, len(body), clock.monotonic()):  # its own: it has proven to be that node
+    def _take_report(self, stream: Stream, kind: bytes, body: bytes) -> None:
+        now, node = clock.monotonic(), stream.node  # its own: it has proven to be that node
+        if not (self._reports.acquire(node, now) and self._bytes.acquire(node, now, float(len(body)))):
             raise FrameError("too_often", f"too many reports for {stream.node!r}")
         try:
             report = decode_report(body)
@@ -274,7 +281,11 @@ class ReportEndpoint:
             raise FrameError(STANDBY, "another controller may be the active one by now")
         stream.interval_s, stream.is_heard = report.interval_s, True
         self._record(REPORT + body)
-        stream.send(TAKEN, encode_reply(self._accept(report)))
+        reply = self._accept(report)
+        said = encode_reply(reply)
+        if kind == REPORT or reply.commands or said != stream.said:
+            stream.send(TAKEN if kind == REPORT else NEWS, said)
+            stream.said = said
 
     async def _check_node(self, stream: Stream) -> None:
         """Raises FrameError unless it comes from the node's address."""
@@ -327,14 +338,12 @@ def read_page_token(file: str) -> str:
     others may read it."""
     if not file:
         return ""
-    option = "security.page_token_file"
-    path = Path(file)
     try:
-        if path.stat().st_mode & 0o037:  # its group may: the agent's user, or a unit's credential
-            raise ValueError(f"{option} {file} can be read by others: chmod 600 {file}")
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{option} {file} cannot be read: {error}") from error
+        check_secret(file)  # its group may read it: the agent's user, or a unit's credential
+        token = Path(file).read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"security.page_token_file: {error}") from error
     if len(token) < 16:
-        raise ValueError(f"{option} {file} holds fewer than 16 characters: openssl rand -hex 32 > {file}")
+        how = f"openssl rand -hex 32 > {file}"
+        raise ValueError(f"security.page_token_file {file} holds fewer than 16 characters: {how}")
     return token

@@ -1,38 +1,31 @@
-"""Whose agent has reported, and when: what came twice, what builds on an earlier report, who is silent; whose machine
-does not answer; the supervisors of jobs, as agents read them."""
+"""Whose agent has reported, and when: what came twice, who is silent; the supervisors of jobs, as agents read them."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from sys import intern
 
-from msgspec.structs import replace
+from msgspec.structs import force_setattr
 
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.model.node_view import UnreachedNode
-from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.supervisor import FRESH_S, JobSupervisor, Sighting, SupervisorStatus
 
 MAX_STRANGERS = 256  # Nodes that report and that Slurm does not list: of `attach`, a test, or a late listing.
-MAX_KEPT_ROWS = 8192  # Processes of a report that are kept: twice what is taken over of one.
 OFFSETS = 6  # Reports of a node by which its clock is compared with ours: in a stall one waits, others come.
 MOST_WAITED_S = 300.0  # One that seems to have waited longer is of a node whose clock was stopped.
 
 
 @dataclass(slots=True)
 class _Agent:
-    boot_id: str
     agent_id: str
     sequence: int
-    reported_at: float
-    whole: int = 0  # The newest whole report that was taken over; 0: none of this agent.
-    state: bytes = b""  # The classes in it.
-    processes: tuple[Process, ...] = ()  # Of it; none where they are too many to be kept.
+    boot_id: str
+    offsets_s: deque[float]  # How far our clock is ahead of the kernel's, by its newest reports.
+    taken_at: float | None = None  # When its newest report was made that said something about now.
 
 
 class Agents:
@@ -43,13 +36,9 @@ class Agents:
         self._left_out = left_out
         self._agents: dict[str, _Agent] = {}
         self._heard_at: dict[str, float] = {}  # Node -> when its newest report was made.
-        self._offsets_s: dict[str, tuple[str, deque[float]]] = {}  # Node -> boot, and how far our clock is ahead.
-        self._next: list[tuple[float, str]] = []
-        """(when it had been heard, node) of each that was not silent then: a heap, the one heard longest ago first."""
-        self._silent: set[str] = set()
         self._excused: set[str] = set()  # Given their time again, and not heard since.
-        self._names: tuple[str, ...] = ()  # Of all nodes that have reported, sorted; empty: to be sorted again.
-        self._reporting: tuple[str, ...] | None = None  # Those that are not silent, by name; None: to be worked out.
+        self._silent: frozenset[str] = frozenset()  # As it was when it was asked last.
+        self._reporting: tuple[str, ...] | None = None  # The others by name, then; None: to be worked out.
 
     def has_room(self, node: str, listed: Collection[str]) -> bool:
         """Whether this node is known, or may become so: of those that Slurm does not list at most
@@ -61,71 +50,37 @@ class Agents:
         self._left_out.note("nodes", "nodes that Slurm does not list")
         return False
 
-    def processes(self, node: str) -> tuple[Process, ...]:
-        """The processes of the node's newest whole report; none where it is not kept."""
-        agent = self._agents.get(node)
-        return () if agent is None else agent.processes
-
-    def made_at(self, report: Report, now: float) -> float:
-        """When a report that is taken at `now` was made, on the caller's clock. It may have waited longer than its age
-        says: in a network, or for a controller that was stalled. The node's own clock tells how far apart its reports
-        were made, and the one that waited least tells when."""
-        at = now - max(0.0, report.age_s)
-        if report.made_s <= 0.0:
-            return at
-        boot_id, offsets_s = self._offsets_s.get(report.node, ("", None))
-        if offsets_s is None or boot_id != report.boot_id:
-            offsets_s = deque(maxlen=OFFSETS)
-            self._offsets_s[report.node] = report.boot_id, offsets_s
-        offsets_s.append(at - report.made_s)
-        return max(at - MOST_WAITED_S, report.made_s + min(offsets_s))
-
-    def register(self, report: Report, made_at: float) -> bool:
-        """Remembers that this report of a node came, made at `made_at`. False: it, or a later one, has come before."""
-        name = report.node
+    def hear(self, report: Report, now: float) -> float | None:
+        """A report has come: when it was made, on the caller's clock; None: it, or a later one, has come before. It may
+        have waited longer than its age says: in a network, or for a controller that was stalled. The node's own clock
+        tells how far apart its reports were made, and the one that waited least tells when."""
+        name, made_at = report.node, now - max(0.0, report.age_s)
         agent = self._agents.get(name)
         if agent is None:
-            self._agents[name] = _Agent(report.boot_id, report.agent_id, report.sequence, made_at)
-            self._names = ()
-            self._hear(name, made_at)
-            return True
-        if agent.agent_id != report.agent_id:
-            agent.agent_id, agent.whole = report.agent_id, 0
-        elif report.sequence <= agent.sequence:
-            return False
-        agent.boot_id, agent.sequence = report.boot_id, report.sequence
-        self._excused.discard(name)
-        self._hear(name, max(made_at, agent.reported_at))
-        return True
-
-    def _hear(self, name: str, at: float) -> None:
-        if name in self._silent or name not in self._heard_at:
-            self._silent.discard(name)
+            agent = self._agents[name] = _Agent("", 0, report.boot_id, deque(maxlen=OFFSETS))
             self._reporting = None
-            heappush(self._next, (at, name))
-        self._agents[name].reported_at = self._heard_at[name] = at
+        elif agent.agent_id == report.agent_id and report.sequence <= agent.sequence:
+            return None
+        if agent.boot_id != report.boot_id:
+            agent.boot_id, agent.offsets_s = report.boot_id, deque(maxlen=OFFSETS)
+        agent.agent_id, agent.sequence = report.agent_id, report.sequence
+        if report.made_s > 0.0:
+            agent.offsets_s.append(made_at - report.made_s)
+            made_at = max(made_at - MOST_WAITED_S, report.made_s + min(agent.offsets_s))
+        self._excused.discard(name)
+        self._heard_at[name] = max(made_at, self._heard_at.get(name, made_at))
+        return made_at
 
-    def take_whole(self, report: Report) -> bool:
-        """This whole report says how its node is. Returns whether its classes are as they were; no class is none."""
-        agent = self._agents[report.node]
-        same = bool(report.state) and agent.whole > 0 and agent.state == report.state
-        kept = len(report.processes) <= MAX_KEPT_ROWS
-        if not kept:
-            self._left_out.note("report_base", report.node, len(report.processes))
-        agent.whole, agent.state = report.sequence, report.state
-        agent.processes = report.processes if kept else ()
-        return same
-
-    def is_as(self, report: Report) -> bool:
-        """Whether a small report names the whole one that was taken over last, with the same classes: its node is as
-        that one said. Else nothing is known of what it does."""
-        agent = self._agents[report.node]
-        return agent.whole == report.same_as and agent.state == report.state
+    def take(self, node: str, made_at: float) -> bool:
+        """A report that was made at `made_at` says something about now. Returns whether the node was silent before."""
+        agent = self._agents[node]
+        before = made_at if agent.taken_at is None else agent.taken_at
+        agent.taken_at = max(made_at, before)
+        return made_at - before > self.silent_after_s
 
     def forget_silence(self, now: float) -> None:
         """No agent counts as silent: they all get their time again. That is no report: see `excused`."""
-        for name in self._agents:
-            self._hear(name, now)
+        self._heard_at = dict.fromkeys(self._agents, now)
         self._excused = set(self._agents)
 
     def excused(self) -> tuple[str, ...]:
@@ -137,16 +92,9 @@ class Agents:
         gone = [name for name, at in self._heard_at.items() if at < since and name not in kept]
         for name in gone:
             del self._agents[name], self._heard_at[name]
-            self._offsets_s.pop(name, None)
-            self._silent.discard(name)
             self._excused.discard(name)
-            self._names, self._reporting = (), None
+            self._reporting = None
         return gone
-
-    def boot_id(self, node: str) -> str | None:
-        """Of the kernel under the agent that reported last; None for a node that never did."""
-        agent = self._agents.get(node)
-        return None if agent is None else agent.boot_id
 
     def reports(self, node: str, now: float) -> bool:
         """Whether this node has reported lately."""
@@ -154,22 +102,11 @@ class Agents:
         return at is not None and now - at <= self.silent_after_s
 
     def reporting(self, now: float) -> tuple[str, ...]:
-        """The nodes that have reported lately, by name: looked at are those alone that may have fallen silent."""
-        due, since = self._next, now - self.silent_after_s
-        for name in [each for each in self._silent if self._heard_at[each] >= since]:  # the moment is an earlier one
-            self._silent.discard(name)
-            self._reporting = None
-            heappush(due, (self._heard_at[name], name))
-        while due and due[0][0] < since:
-            _, name = heappop(due)
-            at = self._heard_at.get(name)
-            if at is not None and at >= since:
-                heappush(due, (at, name))
-            elif at is not None and name not in self._silent:
-                self._silent.add(name)
-                self._reporting = None
-        if self._reporting is None:
-            self._reporting = tuple(name for name in self.known() if name not in self._silent)
+        """The nodes that have reported lately, by name; the same tuple while they are the same."""
+        since = now - self.silent_after_s
+        silent = frozenset([name for name, at in self._heard_at.items() if at < since])
+        if self._reporting is None or silent != self._silent:
+            self._silent, self._reporting = silent, tuple(sorted(self._heard_at.keys() - silent))
         return self._reporting
 
     def silent(self, now: float) -> tuple[str, ...]:
@@ -183,9 +120,7 @@ class Agents:
 
     def known(self) -> tuple[str, ...]:
         """All nodes that have ever reported, by name."""
-        if not self._names:
-            self._names = tuple(sorted(self._agents))
-        return self._names
+        return tuple(sorted(self._agents))
 
 
 class Supervisors:
@@ -223,38 +158,16 @@ class Supervisors:
         return known if restarts == job.restarts else None
 
 
-class UnreachedNodes:
-    """The state owns it."""
-
-    def __init__(self) -> None:
-        self._tries: dict[str, tuple[float, int]] = {}  # Node -> since when it was asked in vain, and how often.
-
-    def note(self, node: str, now: float) -> None:
-        """It did not answer once more."""
-        at, tries = self._tries.get(node, (now, 0))
-        self._tries[node] = at, tries + 1
-
-    def forget(self, node: str) -> None:
-        """It answers, or reports, or no one can tell."""
-        self._tries.pop(node, None)
-
-    def views(self, now: float) -> tuple[UnreachedNode, ...]:
-        """All of them."""
-        return tuple(UnreachedNode(name, tries, now - at) for name, (at, tries) in self._tries.items())
-
-
-def with_shared_texts(report: Report) -> Report:
-    """The same report: its rows are kept, and most of their texts are those of the report before."""
-    return replace(
-        report,
-        processes=tuple(
-            replace(each, job_id=intern(each.job_id), comm=intern(each.comm), state=intern(each.state),
-                    step_id=each.step_id and intern(each.step_id))
-            for each in report.processes
-        ),
-        gpus=tuple(
-            replace(each, uuid=intern(each.uuid), name=intern(each.name),
-                    pci_bus_id=each.pci_bus_id and intern(each.pci_bus_id))
-            for each in report.gpus
-        ),
-    )  # fmt: skip
+def share_texts(report: Report) -> None:
+    """Makes most texts of its rows, which are kept, those of the report before: equal ones, so nothing changes."""
+    for row in report.processes:
+        force_setattr(row, "job_id", intern(row.job_id))
+        force_setattr(row, "comm", intern(row.comm))
+        force_setattr(row, "state", intern(row.state))
+        if row.step_id:
+            force_setattr(row, "step_id", intern(row.step_id))
+    for gpu in report.gpus:
+        force_setattr(gpu, "uuid", intern(gpu.uuid))
+        force_setattr(gpu, "name", intern(gpu.name))
+        if gpu.pci_bus_id:
+            force_setattr(gpu, "pci_bus_id", intern(gpu.pci_bus_id))

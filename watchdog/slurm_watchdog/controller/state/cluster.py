@@ -11,28 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.controller.state.agents import Agents, Supervisors, UnreachedNodes, with_shared_texts
+from slurm_watchdog.controller.state.agents import Agents, Supervisors, share_texts
+from slurm_watchdog.controller.state.door import JobNodes, admit, process_ids
 from slurm_watchdog.controller.state.filesystems import Filesystems
-from slurm_watchdog.controller.state.gpu_owners import GpuPids
-from slurm_watchdog.controller.state.node_ownership import (
-    JobNodes,
-    jobs_now,
-    node_views,
-    of_own_jobs,
-    of_owners,
-    process_ids,
-    remembered,
-)
-from slurm_watchdog.controller.state.nodes import Nodes
+from slurm_watchdog.controller.state.nodes import Nodes, node_views
 from slurm_watchdog.controller.state.progress_clock import main_counter
-from slurm_watchdog.controller.state.reported_processes import ReportedProcesses, within_bounds
+from slurm_watchdog.controller.state.reported_processes import ReportedProcesses
 from slurm_watchdog.controller.state.run import Run, follow_start
 from slurm_watchdog.controller.state.run_updates import note_event, note_log, note_on_disk
 from slurm_watchdog.controller.state.run_view import Moment, job_view, later, log_view, progress_view
-from slurm_watchdog.controller.state.runs import Runs
+from slurm_watchdog.controller.state.runs import Runs, jobs_now, remembered
 from slurm_watchdog.model.actions import Fence
 from slurm_watchdog.model.cluster_view import READ_LATER_S, ClusterView, FilesystemView, JobView, ProcessView
-from slurm_watchdog.model.node_view import SlurmNodeView
+from slurm_watchdog.model.node_view import SlurmNodeView, UnreachedNode
 from slurm_watchdog.model.observations import MountProbe, Process
 from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmPerson, SlurmView
@@ -57,16 +48,15 @@ class ClusterState:
         self.left_out = LeftOut()  # What of all that reports say had no room here.
         self.agents = Agents(silent_after_s, self.left_out)
         self._partitions = frozenset(partitions)
-        self.runs = Runs(self.left_out)
+        self.runs = Runs()
         self.filesystems = Filesystems(self.left_out)
-        self.nodes = Nodes(self.left_out)
-        self._processes = ReportedProcesses(self.runs, self.filesystems, self.left_out, self._job_of)
+        self.nodes = Nodes()
+        self.processes = ReportedProcesses(self.runs, self.filesystems, self.left_out, self._job_of)
         self._job_ids: dict[str, str] = {}  # What agents call a job -> what Slurm's commands call it.
         self._job_nodes = JobNodes()
         self.require_node_ownership = False  # Whether a node is heard only about jobs that it has or had.
         self.dropped = 0  # Of what reports said, what was about other nodes' jobs, or of users whose job it is not.
         self.unsure_of: set[str] = set()  # Nodes whose small reports build on what is not known here.
-        self.gpus = GpuPids(self.left_out)
         self.jobs: dict[str, SlurmJob] = {}  # Every job of Slurm's newest listing, finished ones included.
         self._on_node: dict[str, frozenset[str]] = {}  # Node -> what its processes call the jobs that have it.
         self._names_on: dict[str, tuple[str, ...]] = {}  # The same in order, with those that may be anywhere.
@@ -85,10 +75,9 @@ class ClusterState:
         self._slurm_excused = False  # `slurm_at` is no listing, but the end of a stall of this controller.
         self.slurm_partial = ""  # Why jobs may exist that the newest listing does not show; empty if it is whole.
         self.slurm_problem = ""  # Why the newest answer of Slurm was of no use, where there was one.
-        self._judged_at: dict[str, float] = {}  # Node -> when its newest report was made that was taken over.
         self._date_ahead: float | None = None  # Of the date before the clock of `now`.
         self._watched_from: float | None = None
-        self.unreached = UnreachedNodes()
+        self.unreached: dict[str, tuple[float, int]] = {}  # Node -> since when its machine answers no one, how often.
 
     def apply_slurm(self, view: SlurmView, now: float, wall: float | None = None) -> None:
         """Takes over one complete listing: new runs begin, runs that are over are forgotten. `wall` is the date of
@@ -128,12 +117,10 @@ class ClusterState:
     def _forget_nodes(self, now: float) -> None:
         """Nodes of a cloud have a new name each time they are started."""
         for name in self.agents.forget_older_than(now - KEPT_NODE_S, self.node_addresses):
-            self._processes.forget(name)
-            self.unreached.forget(name)
+            self.processes.forget(name)
+            self.unreached.pop(name, None)
             self.nodes.forget(name)
-            self.gpus.forget(name)
             self.unsure_of.discard(name)
-            self._judged_at.pop(name, None)
             self.runs.judge_all()
 
     def apply_job(self, job: SlurmJob, now: float, wall: float | None = None) -> None:
@@ -155,25 +142,24 @@ class ClusterState:
         self.left_out.at = now
         if not self.agents.has_room(node, self.node_addresses):
             return "no_room"
-        made_at, was_here = self.agents.made_at(report, now), self.agents.reports(node, now)
-        if not self.agents.register(report, made_at):
+        was_here = self.agents.reports(node, now)
+        made_at = self.agents.hear(report, now)
+        if made_at is None:
             return "duplicate"
         if not was_here:
             self._note_news(node)
         if report.age_s > self._report_lifetime_s:
             return "expired"
-        self.unreached.forget(node)
-        self._note_return(node, made_at)
-        report, dropped = of_own_jobs(report, self._job_nodes.stranger if self.require_node_ownership else None)
+        self.unreached.pop(node, None)
+        if self.agents.take(node, made_at):
+            self._note_return(node, made_at)
+        stranger = self._job_nodes.stranger if self.require_node_ownership else None
+        report, dropped, missing = admit(report, self._job_of, stranger, self.processes.known_on, self.left_out)
         self.dropped += dropped
-        if not report.same_as:
-            report, dropped = of_owners(report, self._job_of)
-            self.dropped += dropped
-        report, missing = within_bounds(report, self.left_out, self._processes.known_on, self._nodes_of)
         outcome = "accepted"
         if not report.same_as:
             self._take_whole(report, missing, made_at, now)
-        elif not self.agents.is_as(report):
+        elif not self.nodes.is_as(report):
             outcome = "unknown"
             self.unsure_of.add(node)
         else:
@@ -201,19 +187,17 @@ class ClusterState:
                 run.note(note_event(run, node, event, made_at))
                 self.changes += run.inactive_since is not None  # its last words
 
-    def _nodes_of(self, process_job_id: str) -> int:
-        run = self._run_of(process_job_id)
-        return 1 if run is None else len(run.job.nodes)
-
     def _take_whole(self, report: Report, missing: Mapping[str, int], made_at: float, now: float) -> None:
         """How the node is, by a whole report; `missing`: of each job how many of its processes had no room."""
-        node, processes, report = report.node, self._processes, with_shared_texts(report)
+        node = report.node
+        share_texts(report)
+        report = replace(report, events=(), logs=(), results=())  # it is kept
         self.unsure_of.discard(node)
-        as_before = self.agents.take_whole(report) and not report.node_events
+        as_before = self.nodes.is_alike(report) and not report.node_events
         for run in self._with_node(node):
             run.note(as_before)
-        processes.apply(report, made_at)
-        processes.note_unlisted(report, missing)
+        moved = self.processes.apply(report, made_at)
+        self.processes.note_unlisted(report, missing)
         for wish in report.wishes:  # ranks of one node that ask for nothing take back no wish read on another one
             before = self._wishes.get(wish.job_id)
             if wish != before and (wish.variables or before is None or before.restarts != wish.restarts):
@@ -221,7 +205,7 @@ class ClusterState:
                 self._run(wish.job_id)
         if self.nodes.apply(report, made_at) or report.node_events:
             self.changes += 1
-        if self.gpus.apply(report, made_at):
+        if moved:
             self._note_news(node)
         for probe in report.mounts:
             self.apply_probe(node, probe, now)
@@ -229,10 +213,6 @@ class ClusterState:
     def _note_return(self, node: str, made_at: float) -> None:
         """A node that was silent reports again. What was written meanwhile is not known before its logs are read again,
         which the first report of an agent that was started again has not done."""
-        before = self._judged_at.get(node, made_at)
-        self._judged_at[node] = max(made_at, before)
-        if made_at - before <= self.agents.silent_after_s:
-            return
         for job, _ in self.jobs_on(node, made_at):
             run = self.runs.get(job.job_id)
             main = None if run is None else main_counter(run.clocks)
@@ -257,7 +237,8 @@ class ClusterState:
 
     def apply_probe(self, node: str, probe: MountProbe, now: float) -> None:
         """The answer of a node about a mount."""
-        self.filesystems.apply_probe(node, self.agents.boot_id(node) or "", probe, now)
+        whole = self.nodes.report(node)
+        self.filesystems.apply_probe(node, "" if whole is None else whole.boot_id, probe, now)
 
     def forget_silence(self, now: float) -> None:
         """After the controller's own pause no agent counts as silent: they all get their time again."""
@@ -268,8 +249,8 @@ class ClusterState:
 
     def processes_on(self, node: str, job: SlurmJob) -> tuple[Process, ...]:
         """What a node's newest report says of the processes of a job, of whichever run."""
-        names = process_ids(job)
-        return tuple(each for each in self.agents.processes(node) if each.job_id in names)
+        names, whole = process_ids(job), self.nodes.report(node)
+        return () if whole is None else tuple(each for each in whole.processes if each.job_id in names)
 
     def address_of(self, node: str) -> str | None:
         """The address that Slurm has for a node, as of its newest listing; None for a node that it does not list."""
@@ -350,7 +331,7 @@ class ClusterState:
             reporting_nodes=self.agents.reporting(now),
             silent_nodes=self.agents.silent(now),
             silent_after_s=self.agents.silent_after_s,
-            unreached=self.unreached.views(now),
+            unreached=tuple(UnreachedNode(name, tries, now - at) for name, (at, tries) in self.unreached.items()),
             nodes=self.nodes.views(),
             heard_at=self.agents.heard_at(),
             slurm_nodes=self._slurm_nodes,
@@ -387,7 +368,7 @@ class ClusterState:
         )
         without_ranks = left_behind(run.job, supervisor).intersection(nodes)
         view = job_view(
-            run, job, moment, self.nodes, self.gpus, silent, supervisor=supervisor, without_ranks=without_ranks
+            run, job, moment, self.nodes, silent, supervisor=supervisor, without_ranks=without_ranks
         )  # fmt: skip
         later_s = self.report_interval_s
         return replace(view, read_later_s=later_s) if later_s > READ_LATER_S else view
@@ -401,10 +382,10 @@ class ClusterState:
                 name, (process, seen_at, gone_at) = key[0], run.processes[key]
                 whole_at, held_s = self.nodes.held(name)
                 seen_at += held_s if seen_at == whole_at else 0.0
-                boot_id = self.agents.boot_id(name)
+                whole = self.nodes.report(name)
                 waits = process.blocked is not None and process.blocked.mount is not None
-                if gone_at is None and waits and boot_id is not None:
-                    yield ProcessView(node=name, process=process, seen_age_s=now - seen_at), boot_id
+                if gone_at is None and waits and whole is not None:
+                    yield ProcessView(node=name, process=process, seen_age_s=now - seen_at), whole.boot_id
 
     def remember_action(self, fence: Fence, nodes: Iterable[str] = (), process_job_id: str | None = None) -> None:
         """This run may have ended because of an action while no controller ran: agents report the recent past again."""

@@ -9,7 +9,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis import rank_motion as motion
-from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
 from slurm_watchdog.controller.state.phases import Announcement, Phases
 from slurm_watchdog.controller.state.progress_clock import read_progress
@@ -41,27 +40,22 @@ class RunErrors:
     counted: int = 0  # Entries of `ranks`.
     noted: int = 0  # So many lines have come.
 
-    def add(self, node: str, at: float, event: Event, rose_at: float | None) -> bool:
-        """One line more; `rose_at` is when a step was last seen to rise: older lines make room first. False:
-        its rank is not counted."""
+    def add(self, node: str, at: float, event: Event, rose_at: float | None) -> None:
+        """One line more; `rose_at` is when a step was last seen to rise: older lines make room first."""
         if rose_at is not None and self.lines and self.lines[-1][1] < rose_at <= at:
             self.ranks.clear()
             self.counted = 0
         pattern = event.pattern or ""
         if event.rank is not None and (pattern in self.ranks or len(self.ranks) < MAX_PATTERNS):
             named = self.ranks.setdefault(pattern, set())
-            counts = event.rank in named or self.counted < MAX_RANKS
-            self.counted += counts and event.rank not in named
-            if counts:
+            if event.rank not in named and self.counted < MAX_RANKS:
+                self.counted += 1
                 named.add(event.rank)
-        else:
-            counts = event.rank is None
         self.noted += 1
         self.lines.append((node, at, event))
         if len(self.lines) > KEPT_ERRORS:
             old = rose_at is not None and self.lines[0][1] < rose_at
             del self.lines[0 if old else KEPT_ERRORS // 2]
-        return counts
 
     def ranks_by_pattern(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """(pattern, ranks in order)."""
@@ -87,10 +81,10 @@ class Run:
     job: SlurmJob
     began_at: float  # Since when this run is known, or the last grace.
     valid_from: float  # Events before this belong to the run before.
-    left_out: LeftOut = field(default_factory=LeftOut)  # Where is counted what of this run had no room.
     processes: dict[ProcessKey, tuple[Process, float, float | None]] = field(default_factory=dict)
-    """(as last seen, seen at, gone since). Those that live are bounded by the rows of a report, see
-    slurm_watchdog.controller.state.reported_processes; of those that have ended ranks and workers are remembered."""
+    """(as last seen, seen at, gone since). Those that live are rows of a report, which has a bound; of those that have
+    ended ranks and workers are remembered."""
+    computes_on: dict[ProcessKey, tuple[str, ...]] = field(default_factory=dict)  # UUIDs of the GPUs, as last seen.
     unlisted: dict[str, int] = field(default_factory=dict)  # Node -> processes there that are not listed.
     on_node: dict[str, dict[ProcessKey, None]] = field(default_factory=dict)
     """Node -> the keys of `processes` that are there. For eight of them a set takes 728 bytes, and this 352."""
@@ -158,11 +152,6 @@ class Run:
     waits: WaitTally = field(default_factory=WaitTally)  # How often its ranks were found waiting.
 
     @property
-    def name(self) -> str:
-        """As an owner of entries."""
-        return f"job {self.job.job_id}"
-
-    @property
     def rose_at(self) -> float:
         """When a count last rose, as far as is known."""
         return max((clock.rose_at for clock in self.clocks.values()), default=float("-inf"))
@@ -221,6 +210,7 @@ class Run:
         """A process that is not remembered any more."""
         self.processes.pop(key, None)
         self.blocked.discard(key)
+        self.computes_on.pop(key, None)
         self.gpus_on.pop(key[0], None)
         mine = self.on_node.get(key[0])
         if mine is not None:
@@ -312,9 +302,8 @@ def _checkpoint_step(run: Run, last_step: int | None) -> int | None:
     return max((each for each in steps if each is not None and (last_step is None or each <= last_step)), default=None)
 
 
-def new_run(job: SlurmJob, now: float, before: Run | None, wall: float | None, left_out: LeftOut) -> Run:
-    """The run that begins, with what is remembered of the one before; `left_out` counts what it will have no
-    room for."""
+def new_run(job: SlurmJob, now: float, before: Run | None, wall: float | None) -> Run:
+    """The run that begins, with what is remembered of the one before."""
     started = job.state in RUNNING
     if before is not None and not before.started and job.restarts > before.job.restarts:
         mark_unseen(before)
@@ -323,7 +312,6 @@ def new_run(job: SlurmJob, now: float, before: Run | None, wall: float | None, l
         valid_from = started_at(job, now, wall)
     run = Run(
         job=job,
-        left_out=left_out,
         began_at=now,
         started=started,
         valid_from=valid_from,
@@ -341,16 +329,12 @@ def _log_starts(before: Run) -> dict[str, int]:
     """How far each file has been read by whichever node has read most of it: the files that Slurm names
     first, then each node's in turn."""
     named, found = {before.job.stdout, before.job.stderr}, dict[str, int]()
-    turns, others = (enumerate(mine.items()) for mine in before.log_offsets.values()), 0
+    turns = (enumerate(mine.items()) for mine in before.log_offsets.values())
     for _, _, path, offset in sorted(
         (path not in named, turn, path, at) for mine in turns for turn, (path, at) in mine
     ):
         if path in found or len(found) < LOG_STARTS:
             found[path] = max(offset, found.get(path, 0))
-        else:
-            others += 1
-    if others:
-        before.left_out.note("log_starts", before.name, others)
     return found
 
 

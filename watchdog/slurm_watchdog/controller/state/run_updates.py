@@ -64,15 +64,12 @@ def note_process(run: Run, key: ProcessKey, process: Process, made_at: float) ->
 def note_look(run: Run, key: ProcessKey, process: Process, idle: Idle | None, made_at: float, *, trains: bool) -> None:
     """How a rank waits; `idle`: the share in which its GPU did nothing, in how many looks. `trains`: the training is in
     no phase."""
-    rank = wait_tally.key_of(key, process)
-    if rank is None or (run.steps and process.step_id not in run.steps):
+    if process.rank is None or process.state in ("Z", "X") or (run.steps and process.step_id not in run.steps):
         return
-    if trains:
-        read_at = made_at - (process.runnable_age_s or 0.0)
-        if run.waits.note(rank, at=made_at, runnable_s=process.runnable_s, read_at=read_at, idle=idle):
-            run.note(is_number=True)
-    else:
-        run.waits.interrupt(rank)
+    if not trains:
+        run.waits.interrupt(key)
+    elif run.waits.note(key, process.rank, made_at, process.runnable_s, process.runnable_age_s or 0.0, idle):
+        run.note(is_number=True)
 
 
 def note_absent(run: Run, node: str, seen: set[ProcessKey], made_at: float) -> None:
@@ -96,7 +93,6 @@ def note_absent(run: Run, node: str, seen: set[ProcessKey], made_at: float) -> N
     for some in gone.values():
         for _, key in sorted(some)[:-most]:
             run.forget(key)
-            run.left_out.note("gone_ranks", run.name)
 
 
 def only_trains(run: Run, keys: Iterable[ProcessKey]) -> bool:
@@ -150,8 +146,7 @@ def _note_event(run: Run, node: str, event: Event, at: float) -> None:
     elif event.kind is EventKind.ERROR:
         clock = main_clock(run.clocks)
         rose_at = clock.rose_at if clock is not None and clock.seen > 1 else None
-        if not run.errors.add(node, at, event, rose_at):
-            run.left_out.note("error_ranks", run.name)
+        run.errors.add(node, at, event, rose_at)
 
 
 def _note_saved(run: Run, node: str, event: Event, at: float) -> None:
@@ -225,12 +220,9 @@ def note_log(run: Run, node: str, log: LogFile, at: float) -> bool:
         return True
     is_back = log.error is None and run.unread.pop(node, None) is not None
     if log.offset is not None:
-        mine = run.log_offsets.setdefault(node, {})
-        if put_newest(mine, log.path, log.offset, OFFSETS_OF_NODE):
-            run.left_out.note("log_offsets", run.name)
+        put_newest(run.log_offsets.setdefault(node, {}), log.path, log.offset, OFFSETS_OF_NODE)
     if key not in run.logs and (len(run.logs) >= KEPT_LOGS or sum(of == node for of, _ in run.logs) >= LOGS_OF_NODE):
         run.logs_missed = True
-        run.left_out.note("logs", run.name)
         return False
     before = run.logs.get(key)
     run.logs[key] = (log, at)
@@ -258,8 +250,7 @@ def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> bool:
     if (found.path is None and found.step is None) or len(found.directory) > MAX_PATH:
         return not found.writing
     before, clock = run.disk_steps.get(found.directory), main_clock(run.clocks)
-    if put_newest(run.disk_steps, found.directory, (found.step, looked_at), MAX_DIRECTORIES):
-        run.left_out.note("checkpoint_directories", run.name)
+    put_newest(run.disk_steps, found.directory, (found.step, looked_at), MAX_DIRECTORIES)
     if found.path is not None and found.step is not None:
         put_newest(run.complete_on_disk, found.path, found, EARLIER_CHECKPOINTS)
     same = before is not None and before[0] == found.step and not found.writing

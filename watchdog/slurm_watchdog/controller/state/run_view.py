@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct, picked
 from slurm_watchdog.base.ticking import Ticking, plain
-from slurm_watchdog.controller.state.gpu_owners import GpuPids
 from slurm_watchdog.controller.state.nodes import Nodes
 from slurm_watchdog.controller.state.progress_clock import main_clock, read_progress
 from slurm_watchdog.controller.state.run import Run
@@ -49,7 +48,6 @@ def job_view(
     job: SlurmJob,
     moment: Moment,
     nodes: Nodes,
-    gpus: GpuPids,
     silent_nodes: tuple[str, ...],
     *,
     supervisor: SupervisorStatus | None = None,
@@ -80,7 +78,7 @@ def job_view(
         error_ranks=run.errors.ranks_by_pattern(),
         silent_nodes=silent_nodes,
         without_ranks=without_ranks,
-        gpus=_rank_gpus(run, job.nodes, nodes, gpus),
+        gpus=_rank_gpus(run, job.nodes, nodes),
         step_times=step_times,
         step_history=() if clock is None else clock.history.blocks(),
         losses=losses,
@@ -160,7 +158,7 @@ def process_views(run: Run, now: float, nodes: Nodes) -> tuple[ProcessView, ...]
         steps = run.steps or steps
     if not run.order:
         run.order = tuple(sorted(processes))
-    found, ages = [], dict[float, float]()
+    found, ages = list[ProcessView](), dict[float, float]()
 
     def age(at: float) -> float:
         # The ranks of a node were seen at the same moment: their views hold the same number.
@@ -181,23 +179,24 @@ def process_views(run: Run, now: float, nodes: Nodes) -> tuple[ProcessView, ...]
             last_at, seen_at = at, at + held_s if at == held_at else at
             seen_s = age(seen_at)
         worked_s, quiet_s, waited_s = process.worked_age_s, process.quiet_s, process.storage_age_s
-        if seen_at > at and worked_s is not None and worked_s >= WORKS_S:
-            worked_s = None  # what it has done since, no class tells
-        if seen_at > at and quiet_s is not None and LAST_BUSY_S <= quiet_s < FELL_QUIET_S:
-            quiet_s = None
         if worked_s is not None:
-            worked_s = age(seen_at - worked_s) if worked_s else seen_s
+            if worked_s >= WORKS_S and seen_at > at:
+                worked_s = None  # what it has done since, no class tells
+            else:
+                worked_s = age(seen_at - worked_s) if worked_s else seen_s
+        if quiet_s is not None:
+            if quiet_s < LAST_BUSY_S:
+                quiet_s = age(seen_at - quiet_s)
+            else:
+                quiet_s = None if quiet_s < FELL_QUIET_S and seen_at > at else age(at - quiet_s)
+        waited_s = None if waited_s is None else age(at - waited_s)
+        gone_s = None if gone_at is None else age(gone_at)
         found.append(
             ProcessView(
-                node=node,
-                process=process,
-                seen_age_s=seen_s,
-                gone_s=None if gone_at is None else age(gone_at),
-                storage_age_s=None if waited_s is None else age(at - waited_s),
-                worked_age_s=worked_s,
-                quiet_s=None if quiet_s is None else age((seen_at if quiet_s < LAST_BUSY_S else at) - quiet_s),
+                node=node, process=process, seen_age_s=seen_s, gone_s=gone_s, storage_age_s=waited_s,
+                worked_age_s=worked_s, quiet_s=quiet_s,
             )
-        )
+        )  # fmt: skip
     return tuple(found)
 
 
@@ -222,7 +221,7 @@ def snapshot_views(run: Run, now: float) -> tuple[StackSnapshot, ...]:
     )
 
 
-def _rank_gpus(run: Run, names: tuple[str, ...], nodes: Nodes, gpus: GpuPids) -> tuple[RankGpu, ...]:
+def _rank_gpus(run: Run, names: tuple[str, ...], nodes: Nodes) -> tuple[RankGpu, ...]:
     """The GPUs of the ranks that live, as the lists of processes have them."""
     found: list[RankGpu] = []
     for name in names:
@@ -231,17 +230,22 @@ def _rank_gpus(run: Run, names: tuple[str, ...], nodes: Nodes, gpus: GpuPids) ->
             continue
         known = run.gpus_on.get(name)
         if known is None or known[0] is not node:  # its processes change with the whole reports that renew its view
-            known = run.gpus_on[name] = (node, tuple(_rank_gpus_on(run, node, gpus)))
+            known = run.gpus_on[name] = (node, tuple(_rank_gpus_on(run, node)))
         found += known[1]
-    return tuple(sorted(found, key=lambda each: (each.rank, each.view.gpu.index)))
+    found.sort(key=_place)
+    return tuple(found)
 
 
-def _rank_gpus_on(run: Run, node: NodeView, gpus: GpuPids) -> Iterator[RankGpu]:
-    seats, by_uuid = gpus.on(node.name), {view.gpu.uuid: view for view in node.gpus}
-    for key in run.on_node.get(node.name, ()) if seats else ():
-        seat, (process, _, gone_at) = seats.get(key[1]), run.processes[key]
-        if seat is None or gone_at is not None or process.role is not Role.RANK or process.rank is None:
+def _place(of: RankGpu) -> tuple[int, int]:
+    return of.rank, of.view.gpu.index
+
+
+def _rank_gpus_on(run: Run, node: NodeView) -> Iterator[RankGpu]:
+    by_uuid = {view.gpu.uuid: view for view in node.gpus}
+    for key in run.on_node.get(node.name, ()):
+        uuids, (process, _, gone_at) = run.computes_on.get(key, ()), run.processes[key]
+        if gone_at is not None or process.role is not Role.RANK or process.rank is None:
             continue
-        for uuid in seat.uuids:
+        for uuid in uuids:
             if uuid in by_uuid:
                 yield RankGpu(rank=process.rank, pid=process.pid, view=by_uuid[uuid])

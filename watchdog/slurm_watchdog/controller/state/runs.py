@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.progress_clock import main_clock
 from slurm_watchdog.controller.state.run import Run, mark_unseen, new_run, past_run, started_at
 from slurm_watchdog.controller.state.run_updates import note_early_dump, note_snapshot
@@ -17,8 +16,8 @@ from slurm_watchdog.model.actions import Fence
 from slurm_watchdog.model.collective_records import RecordSet
 from slurm_watchdog.model.evidence import OwnWords, ProcessStack
 from slurm_watchdog.model.past_runs import EndedJob, PastRun
-from slurm_watchdog.model.slurm import SlurmJob
-from slurm_watchdog.model.slurm_states import ALIVE, FAILED, RUNNING, WAITING, is_known
+from slurm_watchdog.model.slurm import SlurmJob, SlurmView
+from slurm_watchdog.model.slurm_states import ALIVE, FAILED, OVER, RUNNING, WAITING, is_known
 
 KEPT_ENDED_S = 3600.0  # Slurm forgets a job after minutes (MinJobAge, 300 s): too soon for who looks in the morning.
 MAX_ENDED = 500
@@ -105,9 +104,7 @@ TROUBLE_BREAK_S = 60.0  # Trouble that comes back sooner is the same.
 class Runs:
     """The newest run of each job. One loop owns it."""
 
-    def __init__(self, left_out: LeftOut):
-        """`left_out` counts what runs have no room for."""
-        self._left_out = left_out
+    def __init__(self) -> None:
         self._runs: dict[str, Run] = {}
         self.past_jobs = PastJobs()
         self._before: dict[str, str] | None = None  # Job -> its state in the listing before the newest, if any.
@@ -178,7 +175,7 @@ class Runs:
             run.amend_last(held_after=True)
 
     def _begin(self, job: SlurmJob, now: float, before: Run | None, wall: float | None) -> Run:
-        run = self._runs[job.job_id] = new_run(job, now, before, wall, self._left_out)
+        run = self._runs[job.job_id] = new_run(job, now, before, wall)
         return run
 
     def _apply_unseen(self, job: SlurmJob, now: float, wall: float | None) -> None:
@@ -313,3 +310,26 @@ def _continue(run: Run, job: SlurmJob, now: float, wall: float | None) -> None:
         run.began_at, run.started = now, True
         run.valid_from = max(run.valid_from, started_at(job, now, wall))
     run.job, run.inactive_since = job, None
+
+
+REMEMBERED = ("uid", "nodes", "start_at", "is_batch", "requeueable", "required_nodes")
+"""Fields that stay as they were while Slurm's word for them cannot be read: nothing is done to such a job
+either way."""
+
+
+def jobs_now(before: Mapping[str, SlurmJob], view: SlurmView) -> dict[str, SlurmJob]:
+    """The jobs by id: those of the listing and, if it does not show all, those that were not over in the one before."""
+    now = {job.job_id: remembered(job, before.get(job.job_id)) for job in view.jobs}
+    if not view.partial:
+        return now
+    missing = {name: job for name, job in before.items() if name not in now and job.state not in OVER}
+    return missing | now
+
+
+def remembered(job: SlurmJob, before: SlurmJob | None) -> SlurmJob:
+    """The job, with what could not be read as it was before in the same run."""
+    if not job.unreadable or before is None or before.raw_id != job.raw_id:
+        return job
+    if "restarts" not in job.unreadable and job.restarts != before.restarts:
+        return job
+    return replace(job, **{name: getattr(before, name) for name in REMEMBERED if name in job.unreadable})

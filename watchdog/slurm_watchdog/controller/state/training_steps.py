@@ -45,7 +45,7 @@ def training_steps(processes: Processes, known: frozenset[str | None]) -> tuple[
     with as many the newer one, which has the higher number. `known`: the steps of the world so far, of which one may
     have lost all ranks. mpirun in a batch script starts the ranks of its own node there and the others in a step; so do
     launchers that use ssh, and Ray has a step for its head. Such steps have one world size, and no rank twice."""
-    all_steps = frozenset(process.step_id for process, _, _ in processes.values() if process.role is Role.RANK)
+    all_steps = frozenset({each[0].step_id for each in processes.values() if each[0].role is Role.RANK})
     if len(all_steps) < 2:
         return next(iter(all_steps), None), all_steps
     living = living_steps(processes)

@@ -4,7 +4,6 @@ late, dump after dump: does every rank stand where it stood? Pure bookkeeping.""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from slurm_watchdog.base.memo import Series
@@ -13,7 +12,7 @@ from slurm_watchdog.diagnose.stacks.waiting import ProcessKey, frames_key
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import StackSnapshot, StillRow
 from slurm_watchdog.model.evidence import ProcessStack
-from slurm_watchdog.model.observations import Gpu, Process, Role
+from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.past_runs import WHOLE, DumpedRank, RankKey, WaitBlock, WaitDump
 
 BLOCK_S = 60.0  # Of one block. How long a rank has run is read every 12 ticks: a minute.
@@ -33,6 +32,7 @@ Idle = tuple[float, int]  # (share in which a GPU did nothing, in so many looks)
 class _Count:
     """Of one rank in the block that is open."""
 
+    rank: int
     seconds: float = 0.0
     asleep_s: float = 0.0
     gpu_looks: int = 0
@@ -47,7 +47,7 @@ class WaitTally:
     """Of one run."""
 
     _open_at: float | None = None
-    _counts: dict[RankKey, _Count] = field(default_factory=dict)
+    _counts: dict[ProcessKey, _Count] = field(default_factory=dict)
     """Of this block, and of the one before where no one has looked at the rank since."""
     kept: int = KEPT_BLOCKS  # So many blocks at most; see `kept_blocks`.
     _blocks: deque[WaitBlock] = field(default_factory=deque)
@@ -60,19 +60,20 @@ class WaitTally:
         return len(self._counts)
 
     def note(
-        self, key: RankKey, *, runnable_s: float | None, idle: Idle | None, at: float, read_at: float | None = None
+        self, key: ProcessKey, rank: int, at: float, runnable_s: float | None, read_age_s: float, idle: Idle | None
     ) -> bool:
-        """What is known of a rank at `at`: how long it had run at `read_at` (default: just now), and in which share of
-        how many looks since it was noted last its GPU did nothing. Returns whether a block is full."""
-        read_at = at if read_at is None else read_at
-        self._open_at = at if self._open_at is None else self._open_at
+        """What is known of a rank at `at`: how long it had run `read_age_s` before, and in which share of how many
+        looks since it was noted last its GPU did nothing. Returns whether a block is full."""
+        if self._open_at is None:
+            self._open_at = at
         is_full = at - self._open_at >= BLOCK_S
         if is_full:
             self._close(at)
         count = self._counts.get(key)
         if count is None:
-            count = self._counts[key] = _Count()
+            count = self._counts[key] = _Count(rank)
         count.noted = True
+        read_at = at - read_age_s
         if runnable_s is not None and (count.read_at is None or read_at - count.read_at > SAME_READING_S):
             self._note_sleep(count, runnable_s, read_at)
         if idle is not None:
@@ -81,7 +82,7 @@ class WaitTally:
             count.gpu_idle += looks * idle[0]
         return is_full
 
-    def interrupt(self, key: RankKey) -> None:
+    def interrupt(self, key: ProcessKey) -> None:
         """The training does something else: what a rank slept since its last reading is no wait of a step."""
         if key in self._counts:
             self._counts[key].read_at = None
@@ -113,8 +114,8 @@ class WaitTally:
     def _close(self, at: float) -> None:
         assert self._open_at is not None
         noted = ((key, count) for key, count in self._counts.items() if count.noted)
-        rows = sorted(noted, key=lambda row: (row[0].rank, row[0].node, row[0].pid))
-        keys = tuple(key for key, _ in rows)
+        rows = sorted(noted, key=lambda row: (row[1].rank, *row[0]))
+        keys = tuple(RankKey(count.rank, *key) for key, count in rows)
         if self._blocks and self._blocks[-1].ranks == keys:
             keys = self._blocks[-1].ranks  # one tuple for all of them
         counts = [count for _, count in rows]
@@ -132,32 +133,13 @@ class WaitTally:
         for count in counts:
             count.seconds = count.asleep_s = count.gpu_idle = 0.0
             count.gpu_looks, count.noted = 0, False
-        # With the keys of the block: they are as many as the ranks.
-        self._counts = dict(zip(keys, counts, strict=True))
+        self._counts = dict(rows)
         self._open_at, self._handed_out = at, None
 
 
 def kept_blocks(ranks: int) -> int:
     """How many blocks each of the runs keeps that have so many ranks together: 4 bytes a rank and block."""
     return max(LEAST_KEPT, min(KEPT_BLOCKS, MAX_BYTES // (4 * max(1, ranks))))
-
-
-def idle_shares(gpus: tuple[Gpu, ...]) -> Mapping[int, Idle | None]:
-    """Pid -> the share in which the least busy of its GPUs did nothing since the report before, and in how many looks;
-    None: one of them does not say."""
-    found: dict[int, Idle | None] = {}
-    for gpu in gpus:
-        idle = None if gpu.idle_ratio is None or not gpu.looks else (gpu.idle_ratio, gpu.looks)
-        for pid in gpu.pids or ():
-            before = found.get(pid, idle)
-            found[pid] = None if idle is None or before is None else max(idle, before)
-    return found
-
-
-def key_of(key: ProcessKey, process: Process) -> RankKey | None:
-    """Of a living rank; None of anything else."""
-    counts = process.role is Role.RANK and process.rank is not None and process.state not in ("Z", "X")
-    return RankKey(process.rank or 0, *key) if counts else None
 
 
 def _share(part: float, whole: float) -> int:

@@ -41,16 +41,6 @@ DUMPS = 3  # Of each process, so far apart that what moves is seen to move.
 KNOWN_COUNT = 2  # So many may have been taken before, for the detectors: one at least is the evidence's own.
 
 
-@dataclass
-class NodeProgress:
-    """How far one node is: `state` is asked, answered or failed."""
-
-    state: str = "asked"
-    ranks: int = 0
-    undumped: int = 0
-    error: str | None = None
-
-
 @dataclass(eq=False)
 class Collected:
     """One collection: its progress while it runs, its diagnosis when it is over."""
@@ -59,7 +49,7 @@ class Collected:
     job: SlurmJob
     began: float  # On the monotonic clock: when the nodes were asked; until then, when it was wanted.
     began_at: float  # The same as a date.
-    nodes: dict[str, NodeProgress]
+    nodes: dict[str, documents.NodeRow]
     dumps_asked: int = DUMPS  # Fewer where some are known already: see `dumps_to_ask`.
     known: tuple[StackSnapshot, ...] = ()  # Those, with their ages when the nodes were asked.
     incident_id: str | None = None  # With which incident it is stored.
@@ -89,6 +79,10 @@ class Collected:
     @property
     def key(self) -> tuple[str, int]:
         return self.job.job_id, self.job.restarts
+
+    def note(self, node: str, **changes: Any) -> None:
+        """How far a node is now."""
+        self.nodes[node] = replace(self.nodes[node], **changes)
 
     def counts_for(self, opened_at: float) -> bool:
         """Whether it is evidence of a trouble that began at this date: what was taken before it shows another state."""
@@ -290,17 +284,13 @@ def diagnosis_of(found: Collected) -> documents.Diagnosis:
         differences=tuple(picked(documents.Difference, each) for each in diagnosis.differences),
         filesystems=tuple(picked(documents.FilesystemVerdict, each) for each in diagnosis.filesystems),
         hints=tuple(picked(documents.Hint, each) for each in diagnosis.hints),
-        nodes=_rows(found),
+        nodes=tuple(found.nodes.values()),
         taken_at=found.began_at,
     )  # fmt: skip
 
 
 def _suspects(culprits: Iterable[Culprit]) -> tuple[documents.Suspect, ...]:
     return tuple(picked(documents.Suspect, each, host=each.node) for each in culprits)
-
-
-def _rows(found: Collected) -> tuple[documents.NodeRow, ...]:
-    return tuple(picked(documents.NodeRow, each, node=name) for name, each in found.nodes.items())
 
 
 def progress_of(found: Collected, now: float) -> documents.DiagnosisProgress:
@@ -311,7 +301,7 @@ def progress_of(found: Collected, now: float) -> documents.DiagnosisProgress:
         job_id=found.job.job_id,
         state="done" if over else "collecting",
         age_s=now - found.began if found.took_s is None else found.took_s,
-        nodes=_rows(found),
+        nodes=tuple(found.nodes.values()),
         diagnosis=diagnosis_of(found) if over and found.diagnosis is not None else None,
     )
 

@@ -56,18 +56,13 @@ def settings_of(config: Config) -> Settings:
     )
 
 
-def write_in_memory(name: str, data: bytes) -> int:
-    """Puts `data` into a file in memory, which exec passes on; returns its descriptor. Raises OSError."""
-    fd = os.memfd_create(name, 0)
+def write_settings(settings: Settings) -> int:
+    """Puts them into a file in memory, which exec passes on; returns its descriptor. Raises OSError."""
+    fd = os.memfd_create("settings", 0)
     with open(fd, "wb", closefd=False) as file:
-        file.write(data)
+        file.write(msgspec.json.encode(settings))
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
-
-
-def write_settings(settings: Settings) -> int:
-    """As `read_settings` takes them."""
-    return write_in_memory("settings", msgspec.json.encode(settings))
 
 
 def read_settings(fd: int) -> Settings:
@@ -76,15 +71,11 @@ def read_settings(fd: int) -> Settings:
         return msgspec.json.decode(file.read(), type=Settings)
 
 
-def become_agent(
-    settings: Settings, *, once: bool = False, as_json: bool = False, file: str = "", handover: int | None = None
-) -> NoReturn:
+def become_agent(settings: Settings, *, once: bool = False, as_json: bool = False, file: str = "") -> NoReturn:
     """Replaces this process by the agent, a fresh interpreter. Raises OSError if the interpreter cannot be executed.
-    `file` is where the settings came from, to be read again at SIGHUP; `handover` a descriptor with what an agent
-    before it knew."""
+    `file` is where the settings came from, to be read again at SIGHUP."""
     flags = ["--once"] * once + ["--json"] * as_json
     flags += [f"--config={os.path.abspath(file)}"] if file else []
-    flags += [f"--handover={handover}"] if handover is not None else []
     # One arena for all threads: the second would cost as much as what the sender needs altogether.
     environment = {"MALLOC_ARENA_MAX": "1", **os.environ}
     command = [*run_module("slurm_watchdog.agent"), str(write_settings(settings)), *flags]

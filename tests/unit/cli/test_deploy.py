@@ -173,14 +173,16 @@ def test_users_socket_and_directories_fit_together(checkout: Path) -> None:
     assert sock["SocketGroup"] == agent["Group"] == helper_command.AGENT
     assert sock["SocketMode"] == "0660"
     assert agent["Requires"] == "slurm-watchdog-helper.socket"
-    assert Config().agent.state_directory == f"/var/lib/{agent['StateDirectory']}"
     made = [
         line.split()[1:5]
         for line in (checkout / "systemd/tmpfiles.d/slurm-watchdog.conf").read_text().splitlines()
         if line[:1] == "d"
     ]
     assert made[-1] == [KILL_SWITCH_BASE, "0755", agent["User"], agent["User"]]
-    assert f"/run/{agent['RuntimeDirectory']}" == KILL_SWITCH_BASE
+    kept = [f"/run/{each}" for each in agent["RuntimeDirectory"].split()]
+    assert kept == [Config().agent.state_directory, KILL_SWITCH_BASE]
+    assert agent["RuntimeDirectoryPreserve"] == "yes"
+    assert "StateDirectory" not in agent
 
 
 @pytest.mark.parametrize("unit", ["slurm-watchdog-agent", "slurm-watchdog-helper"])

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Tells every task of a job where its kill switch and its heartbeat are: slurm.conf: TaskProlog=/etc/slurm/slurm-watchdog-task-prolog.sh
 # slurmd runs it as the job's user and sets what its lines "export NAME=value" say. Other lines would do other things,
-# so it prints nothing else; it touches no filesystem and always ends well, for a task prolog that fails fails the task.
+# so it prints nothing else; it touches memory alone and always ends well, for a task prolog that fails fails the task.
 #
 # The path is the default of `jobs.kill_switch`; change both together. An element of an array has its own,
 # because it has a SLURM_JOB_ID of its own.
@@ -15,7 +15,12 @@ case "${SLURM_WATCHDOG_KILL_SWITCH:-/run/slurm-watchdog/jobs/}" in
 /run/slurm-watchdog/jobs/*)
     if [ -n "${SLURM_JOB_ID:-}" ]; then
         echo "export SLURM_WATCHDOG_KILL_SWITCH=/run/slurm-watchdog/jobs/$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}/kill"
-        echo "export SLURM_WATCHDOG_HEARTBEAT=/run/slurm-watchdog/jobs/$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}/heartbeat"
+        # A directory of the user's own; where another user has made it there is no heartbeat, and the logs are read.
+        place=/dev/shm/slurm-watchdog-$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
+        mkdir -m 0700 "$place" 2>/dev/null
+        if [ -O "$place" ] && [ ! -L "$place" ]; then
+            echo "export SLURM_WATCHDOG_HEARTBEAT=$place/heartbeat"
+        fi
     fi
     ;;
 esac

@@ -14,9 +14,11 @@ import pickle
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,7 +40,7 @@ from slurm_watchdog.agent.helper import requests
 from slurm_watchdog.agent.logs import log_file
 from slurm_watchdog.agent.metrics import AgentMetrics
 from slurm_watchdog.agent.proc.system_call import parse_syscall
-from slurm_watchdog.agent.processes import identify, terminate
+from slurm_watchdog.agent.processes import identify, supervisor_link, terminate
 from slurm_watchdog.agent.processes.identity_cache import IDENTIFY
 from slurm_watchdog.agent.service import Service
 from slurm_watchdog.agent.settings import settings_of
@@ -55,6 +57,7 @@ from slurm_watchdog.controller.ingest import endpoint
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.identity.transport import peer_of
 from slurm_watchdog.knowledge.syscalls import name_of
 from slurm_watchdog.model.actions import Verdict
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
@@ -63,6 +66,7 @@ from slurm_watchdog.model.observations import EventKind, Role
 from slurm_watchdog.model.protocol import DumpStacks
 from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from slurm_watchdog.model.supervisor import RestartOrder
 from slurm_watchdog.parse.error_file import parse_error_file
 from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
 from slurm_watchdog.parse.kernel_log.line import parse_message
@@ -77,6 +81,7 @@ from tests.builders.page_requests import EVIDENCE, PROXY, controller, get, gets,
 from tests.builders.policy_inputs import INCIDENT, LIMITS
 from tests.builders.program_paths import PROGRAM_PATHS
 from tests.builders.requests import check_request
+from tests.builders.supervisor_links import Peer, link_at, rows
 from tests.builders.views import process, slurm_job
 from tests.builders.wire_fill import filled
 from tests.builders.workers import Asker, everything_of
@@ -340,6 +345,64 @@ def look_alike_of_slurmstepd(stage: Stage) -> bool:
             look_alike.wait()
 
 
+def supervisor_of_a_stranger(stage: Stage) -> bool:
+    """A process of Mallory's that is taken for one of the victim's job says at the agent's socket that it supervises it:
+    orders would go to it, and its status would count."""
+    link = link_at(stage.place, uid=VICTIM)
+    peer = Peer(stage.place)
+    peer.say()
+    found = [row for _ in range(5) for row in rows(link)]
+    link.close()
+    return bool(found)
+
+
+def all_connections_of_one(stage: Stage) -> bool:
+    """Mallory connects until no one else's supervisor can."""
+    link = link_at(stage.place)
+    peers = []
+    for _ in range(supervisor_link.MAX_CONNECTIONS):
+        peers.append(Peer(stage.place))
+        rows(link)
+    taken = len(link._peers)
+    link.close()
+    return taken >= supervisor_link.MAX_CONNECTIONS
+
+
+def peer_that_never_reads(stage: Stage) -> bool:
+    """What is sent to it fills its buffer, and who waits for room there waits for ever: the agent's loop."""
+    link, peer = link_at(stage.place), Peer(stage.place)
+    peer.say()
+    waiting = threading.Event()
+
+    def loop() -> None:
+        assert any(rows(link) for _ in range(5)), "its order is for it"
+        for number in range(5000):
+            order = RestartOrder(decision=str(number), step_id="0", start=1, why="x" * 200)
+            link.give("7", 2, order, time.monotonic())
+        waiting.set()
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    held_up = not waiting.wait(5)
+    peer.sock.close()
+    thread.join(20)
+    link.close()
+    return held_up
+
+
+def line_without_end(stage: Stage) -> bool:
+    """A line that never ends fills the agent's memory."""
+    link, peer = link_at(stage.place), Peer(stage.place)
+    longest = 0
+    with suppress(OSError):
+        for _ in range(150):
+            rows(link)
+            peer.sock.sendall(b"x" * 8192)
+            longest = max([longest, *(len(each.rest) for each in link._peers.values())])
+    link.close()
+    return longest > 1_000_000
+
+
 def agent_left_behind(stage: Stage) -> bool:
     """`attach` was killed, and an hour later its agents still ask its port, which may be anybody's by then."""
     settings = settings_of(parse_config(f"agent: {{node_name: n1, kernel_log: '', state_directory: '{stage.place}', give_up_after: 10min}}"))  # fmt: skip
@@ -535,6 +598,11 @@ def yes(*_: object) -> bool:
     return True
 
 
+def blocking(sock: socket.socket) -> tuple[int, int]:
+    sock.setblocking(True)
+    return peer_of(sock)
+
+
 ROWS = {
     "a rank by environment": Row("H4", "user", forged_rank, (("slurm_watchdog.controller.state.door._is_of_job", yes),)),
     "a directive by environment": Row("H4", "user", forged_wish, (("slurm_watchdog.controller.state.door._is_wish", yes),)),
@@ -546,6 +614,10 @@ ROWS = {
     "thousands of new processes": Row("H5", "user", thousands_of_new_processes, (("slurm_watchdog.agent.processes.identity_cache.Identities._in_turn", lambda _, rows: rows[:256]),)),
     "memory after the call": Row("L2", "user", memory_after_the_call, (("slurm_watchdog.agent.processes.identify._check_in_call", yes),)),
     "a child is stopped": Row("M1", "user", stopped_child, (("slurm_watchdog.agent.workers.worker.why_no_answer", nothing),)),
+    "another user's supervisor": Row("N6", "user", supervisor_of_a_stranger, (("slurm_watchdog.agent.processes.supervisor_link.peer_of", lambda sock: (os.getpid(), VICTIM)),)),
+    "all connections of supervisors": Row("N6", "user", all_connections_of_one, (("slurm_watchdog.agent.processes.supervisor_link.MAX_OF_USER", 1 << 40),)),
+    "a supervisor that never reads": Row("N6", "user", peer_that_never_reads, (("slurm_watchdog.agent.processes.supervisor_link.peer_of", blocking),)),
+    "a supervisor's line without end": Row("N6", "user", line_without_end, (("slurm_watchdog.agent.processes.supervisor_link.MAX_LINE_BYTES", 16 << 20),)),
     "a pickle for a dump": Row("L12", "user", pickle_for_a_dump, (("slurm_watchdog.parse.flight_recorder_format._NoNames", pickle.Unpickler),)),
     "a debugger's output": Row("M2", "user", output_bomb, (("slurm_watchdog.agent.evidence.stacks.MAX_OUTPUT", 1 << 40),)),
     "empty lines in an error file": Row("H5", "user", empty_lines_in_an_error_file, (("slurm_watchdog.parse.error_file._FRAME", re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$', re.MULTILINE)),)),

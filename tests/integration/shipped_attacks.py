@@ -116,8 +116,7 @@ assert pathlib.Path(path).exists()
 FILL = "head -c 16M /dev/zero > /run/slurm-watchdog/jobs/1.0/x"
 NAMES = "python3 -c \"[open(f'/run/slurm-watchdog/jobs/1.0/{n}', 'x').close() for n in range(10_000)]\""
 MY_PLACE = "install -d -o eve -m 700 /run/slurm-watchdog/jobs/1.0"
-ON_RUN = rf"systemctl stop 'run-slurm\x2dwatchdog-jobs.mount' && mkdir -p /run/slurm-watchdog/jobs && {MY_PLACE}"
-OFF_RUN = r"rm -rf /run/slurm-watchdog/jobs/1.0; systemctl start 'run-slurm\x2dwatchdog-jobs.mount'; rm -rf /run/slurm-watchdog/jobs/1.0; chown slurm-watchdog-helper: /run/slurm-watchdog/jobs"
+OFF_RUN = "rm -rf /run/slurm-watchdog/jobs/1.0"
 LOOK = """
 for each in agent helper controller; do
     for mine in $(pid $each) $(pgrep -P $(pid $each)); do
@@ -148,8 +147,8 @@ ROWS: Final = {
     ),
     "a switch of nobody's": Row("mkdir /run/slurm-watchdog/jobs/2.0", "chmod 1777 /run/slurm-watchdog/jobs", "rm -rf /run/slurm-watchdog/jobs/2.0; chmod 755 /run/slurm-watchdog/jobs"),
     "the socket's place": Row("touch /run/slurm-watchdog/x", "chmod 777 /run/slurm-watchdog", "rm -f /run/slurm-watchdog/x; chmod 755 /run/slurm-watchdog"),
-    "bytes in /run": Row(FILL, ON_RUN, OFF_RUN, given=MY_PLACE),
-    "names in /run": Row(NAMES, ON_RUN, OFF_RUN, given=f"rm -rf /run/slurm-watchdog/jobs/1.0; {MY_PLACE}"),
+    "bytes in /run": Row(FILL, MY_PLACE, OFF_RUN),
+    "names in /run": Row(NAMES, MY_PLACE, OFF_RUN),
     "the configuration": Row(": >> /etc/slurm-watchdog/config.yaml", "chmod 666 /etc/slurm-watchdog/config.yaml", "chmod 644 /etc/slurm-watchdog/config.yaml"),
     "the program": Row(f"touch {INSTALLED}/lib/python3*/site-packages/slurm_watchdog/__init__.py", f"chmod 666 {INSTALLED}/lib/python3*/site-packages/slurm_watchdog/__init__.py", f"chmod 644 {INSTALLED}/lib/python3*/site-packages/slurm_watchdog/__init__.py"),
     "signals and memory": Row(LOOK, "drop_in agent 'User=eve\\nGroup=eve'", "no_drop_in agent"),

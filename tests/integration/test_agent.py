@@ -17,7 +17,7 @@ from slurm_watchdog.agent.agent import Agent
 from slurm_watchdog.agent.settings import settings_of
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.config.loading import parse_config
-from slurm_watchdog.model.kill_switch import compose_line
+from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, compose_line
 from slurm_watchdog.model.observations import Blocked, EventKind, Process, Role
 from slurm_watchdog.model.protocol import DumpStacks, JobWatch, ProbeMount, RemoveKillSwitch, WriteKillSwitch
 from slurm_watchdog.model.report import Report
@@ -112,6 +112,7 @@ class Job:
 
 @pytest.fixture
 def job(filesystem: Path) -> Iterator[Job]:
+    os.makedirs(KILL_SWITCH_BASE, exist_ok=True)  # as systemd does
     job = Job(filesystem)
     yield job
     set_frozen(filesystem, False)
@@ -336,7 +337,7 @@ def test_a_symbolic_link_is_not_followed(job: Job, filesystem: Path) -> None:
     assert victim.read_text() == "precious"
 
 
-def test_the_directory_of_the_kill_switch_is_made_ready_for_its_owner(job: Job) -> None:
+def test_a_kill_switch_in_the_default_place_is_the_agents_own_and_goes_with_its_job(job: Job) -> None:
     directory = Path(f"/run/slurm-watchdog/jobs/{JOB}.0")
     watch = JobWatch(job_id=JOB, restarts=0, uid=USER, kill_switch=f"{directory}/kill")
     job.agent.jobs.hear([watch])
@@ -349,9 +350,7 @@ def test_the_directory_of_the_kill_switch_is_made_ready_for_its_owner(job: Job) 
     assert (result.ok, result.error) == (True, None)
     assert (directory / "kill").read_text() == compose_line({"by": "x"})
     about = directory.stat()
-    assert (about.st_uid, about.st_mode & 0o777, directory.parent.stat().st_uid) == (USER, 0o755, 0)
-    (directory / "left").mkdir()
-    os.chown(directory / "left", USER, USER)
+    assert (about.st_uid, about.st_mode & 0o777) == (os.geteuid(), 0o755)
     job.agent.jobs.hear([])
     for _ in range(3):
         job.tick()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from slurm_watchdog.model.supervisor import STATUS_FILE, SupervisorStatus, parse_status, run_directory
 from tests.integration.training_job import SAVE_INTERVAL, ended_action, inject, submit_supervised, training
 from tests.rig.cluster import Cluster
+from tests.rig.rights import USER_UID
 from tests.rig.stack import ROOT, Watchdog
 
 Watch = Callable[..., Watchdog]
@@ -148,17 +148,11 @@ def test_where_the_supervisor_dies_over_its_order_the_job_is_requeued_once(clust
     job = submit_supervised(cluster, nodes=3, spares=1)
     training(watchdog, job, at_least=SAVE_INTERVAL + 2)
     inject(cluster, "dataloader_hang.rank3")
-    status_file = cluster.node_path(cluster.job(job)["BatchHost"], f"{run_directory(job, 0)}/{STATUS_FILE}")
-    status = watchdog.wait_for(lambda: order_taken(status_file), 90, "the order to be taken")
-    cluster.node_run(cluster.job(job)["BatchHost"], ["kill", "-9", str(status.pid)])
+    watchdog.wait_for(lambda: lines_of(cluster, job, "is ended and the command started again"), 90, "the order")
+    cluster.node_run(cluster.job(job)["BatchHost"], ["pkill", "-9", "-u", str(USER_UID), "-x", "slurm-watchdog"])
     watchdog.wait_for(lambda: cluster.job(job)["Restarts"] == "1", 150, "the requeue")
     found = watchdog.wait_for(lambda: watchdog.incidents(job), 10, "the incident")[0]
     action = ended_action(watchdog, found["id"], timeout_s=120)
     print(summary(action))
     assert action["end"]["ok"] and "requeue_hold done" in operations(action), action
     assert cluster.job(job)["Restarts"] == "1"
-
-
-def order_taken(path: Path) -> SupervisorStatus | None:
-    status = parse_status(path.read_bytes())
-    return status if status.order else None

@@ -1,27 +1,30 @@
-"""`slurm-watchdog run` in batch scripts of a real Slurm: the test writes the orders that a controller would write."""
+"""`slurm-watchdog run` in batch scripts of a real Slurm: the test gives the orders that an agent would hand over."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from slurm_watchdog.agent.proc.entry import parse_stepd
+from slurm_watchdog.agent.processes.jobs_here import JobsHere
+from slurm_watchdog.agent.processes.supervisor_link import SupervisorLink
+from slurm_watchdog.base import clock
 from slurm_watchdog.model.kill_switch import compose_line
+from slurm_watchdog.model.protocol import JobWatch
 from slurm_watchdog.model.supervisor import (
+    AGENT_SOCKET,
     GRACE_S,
     HUNG_GRACE_S,
-    ORDER_PREFIX,
-    STATUS_FILE,
     OrderAnswer,
     RestartOrder,
     SupervisorState,
     SupervisorStatus,
-    order_fields,
-    parse_status,
     run_directory,
 )
 from tests.rig.cluster import Cluster
@@ -33,8 +36,19 @@ HEARS_NOTHING = 'trap "" TERM; while :; do sleep 1; done'
 """As a rank in a collective: only SIGKILL ends it."""
 
 
+class Steps(dict[int, Any]):
+    """The processes of a node as far as they are slurmstepds."""
+
+    def get(self, pid: int, default: object = None) -> Any:
+        with contextlib.suppress(OSError):
+            title = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+            if (step := parse_stepd(title)) is not None:
+                return SimpleNamespace(member=None, known=SimpleNamespace(stepd=step))
+        return default
+
+
 class Job:
-    """A batch script with a supervisor in it, and the directory that an agent would have made for it."""
+    """A batch script with a supervisor in it, and the agent's end of its connection."""
 
     def __init__(self, cluster: Cluster, script: str, *options: str):
         self.cluster = cluster
@@ -49,13 +63,15 @@ class Job:
         self.job_id = cluster.sbatch(text, "--no-kill", f"--output={self.output}", *options)
         cluster.wait_for_job_state(self.job_id, "RUNNING")
         self.batch_host = cluster.job(self.job_id)["BatchHost"]
+        self.link: SupervisorLink | None = None
 
-    def make_directory(self) -> Path:
-        """What the agent does some seconds after the start."""
-        directory = self.cluster.node_path(self.batch_host, run_directory(self.job_id, 0))
-        directory.mkdir(exist_ok=True)
-        os.chown(directory, USER_UID, -1)
-        return directory
+    def listen(self) -> SupervisorLink:
+        """As the agent of the node does, some seconds after the start. Its job is found by the slurmstepd above it."""
+        if self.link is None:
+            jobs = JobsHere()
+            jobs.hear([JobWatch(job_id=self.job_id, restarts=0, uid=USER_UID)])
+            self.link = SupervisorLink(str(self.cluster.node_path(self.batch_host, AGENT_SOCKET)), jobs, Steps())
+        return self.link
 
     @property
     def text(self) -> str:
@@ -64,10 +80,8 @@ class Job:
         return ""
 
     def status(self) -> SupervisorStatus | None:
-        directory = self.cluster.node_path(self.batch_host, run_directory(self.job_id, 0))
-        with contextlib.suppress(OSError, ValueError):
-            return parse_status((directory / STATUS_FILE).read_bytes())
-        return None
+        rows = list(self.listen().tick(clock.monotonic()))
+        return rows[0].status if rows else None
 
     def until(self, holds: Callable[[SupervisorStatus], object], what: str, within_s: float = PATIENCE_S):
         end = time.monotonic() + within_s
@@ -80,16 +94,14 @@ class Job:
 
     def runs(self) -> SupervisorStatus:
         """The first start, with its step known."""
-        self.make_directory()
         return self.until(lambda status: status.state is SupervisorState.RUNNING, "a step")
 
     def order(self, about: SupervisorStatus, *avoid: str, decision: str = "d1", grace_s: int = HUNG_GRACE_S) -> None:
-        """As the controller writes it for a loop that does not turn."""
-        order = RestartOrder(decision=decision, step_id=about.step_id, start=about.starts, avoid=avoid, grace_s=grace_s)
-        line = compose_line({"by": "slurm-watchdog", "why": "it hangs", "decision": decision, **order_fields(order)})
-        path = self.make_directory() / f"{ORDER_PREFIX}{decision}"
-        path.write_text(line)
-        os.chown(path, USER_UID, -1)
+        """As the controller gives it for a loop that does not turn."""
+        order = RestartOrder(
+            decision=decision, step_id=about.step_id, start=about.starts, avoid=avoid, grace_s=grace_s, why="it hangs"
+        )
+        self.listen().give(self.job_id, 0, order, clock.monotonic())
 
     def started_again(self, within_s: float = PATIENCE_S) -> SupervisorStatus:
         """Says how long it took since the order, and each part of it."""
@@ -127,6 +139,8 @@ def start(four: Cluster) -> Iterator[Callable[..., Job]]:
 
     yield submit
     for job in started:  # at once: some of these ranks hear no SIGTERM
+        if job.link is not None:
+            job.link.close()
         four.slurm("scancel", "--signal=KILL", "--full", job.job_id, check=False)
     four.reset()
 
@@ -153,6 +167,7 @@ def test_a_hang_is_ended_by_an_order_and_runs_on_the_spare_within_seconds(start:
     assert (again.nodes, again.avoided, again.restarts_left) == (("n1", "n3", "n4"), ("n2",), 2)
     assert took_s < 8
     time.sleep(0.5)
+    job.until(lambda status: len(job.lines("rank")) == 6, "the lines of the new ranks")
     assert sorted(job.lines("rank"))[-1] == "rank 2 of 3 on n4 in n[1,3-4] start 1"
     job.order(again, "n3", decision="d2")
     refused = job.until(lambda status: status.answer is OrderAnswer.REFUSED, "an answer")
@@ -221,7 +236,6 @@ def test_a_step_that_its_owner_cancels_is_not_started_again(start: Callable[...,
 def test_a_rank_that_fails_starts_again_in_place_as_often_as_was_said(start: Callable[..., Job]) -> None:
     fails = "sleep 1; [ $SLURM_PROCID = 1 ] && exit 7; sleep 60"
     job = start(f"sw --max-restarts 1 -- srun -K {ranks(fails)}", "-N2", "--ntasks-per-node=1")
-    job.make_directory()
     job.ends(60)
     assert len(job.lines("rank")) == 4
     assert "all of its 1 restarts are used up" in job.text
@@ -283,18 +297,18 @@ def test_in_the_last_minute_an_order_is_taken_where_the_job_was_given_more_time(
     assert job.started_again().starts == 2
 
 
-def test_a_command_that_leaves_by_our_kill_switch_waits_for_the_order(start: Callable[..., Job]) -> None:
+def test_a_command_that_leaves_by_our_kill_switch_waits_for_the_order(start: Callable[..., Job], four: Cluster) -> None:
     leaves = "while [ ! -e $0 ]; do sleep 0.2; done"
     directory = "/run/slurm-watchdog/jobs/$SLURM_JOB_ID.0"
     job = start(f"sw --spares 1 -- srun bash -c '{SAYS}; {leaves}' {directory}/kill", "-N2", "--ntasks-per-node=1")
     first = job.runs()
-    place = job.make_directory()
-    (place / "kill").write_text(compose_line({"by": "slurm-watchdog", "why": "w", "decision": "d0"}))
-    os.chown(place / "kill", USER_UID, -1)
+    switch = four.node_path(job.batch_host, f"{run_directory(job.job_id, 0)}/kill")
+    switch.parent.mkdir()
+    switch.write_text(compose_line({"by": "slurm-watchdog", "why": "w", "decision": "d0"}))
     job.until(lambda status: status.state is SupervisorState.WAITING, "the command to leave")
+    switch.unlink()  # as the ladder does before its order
     job.order(first, "n1")
     assert job.started_again().nodes == ("n2",)
-    assert not (place / "kill").exists()
 
 
 @pytest.mark.thorough
@@ -384,7 +398,6 @@ def test_of_two_side_by_side_neither_is_ended_by_an_order_and_the_one_that_is_le
     ends = f"until [ -e {four.shared}/$0 ]; do sleep 0.2; done"
     one = f"sw -- srun -N1 -n1 bash -c '{SAYS} $0; {ends}'"
     job = start(f"{one} first & {one} second & wait", "-N2", "--ntasks-per-node=1")
-    job.make_directory()
     status = job.until(lambda status: status.beside and len(job.lines("rank")) == 2, "both of them")
     assert (status.step_id, status.nodes) == ("", ())
     for step in ("0", "1", "2", "3"):

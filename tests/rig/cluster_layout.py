@@ -17,8 +17,8 @@ echo "$node" >/proc/sys/kernel/hostname
 umount --recursive --lazy /run/netns || true  # else this node would keep other nodes' networks alive
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir -p /run/lock /run/slurm-watchdog/jobs /run/slurm-watchdog-helper
-mount -t tmpfs -o size=4M,nr_inodes=4k,mode=755,nosuid,nodev,noexec tmpfs /run/slurm-watchdog/jobs
-chown "$4" /run/slurm-watchdog/jobs /run/slurm-watchdog-helper
+chown "$4" /run/slurm-watchdog-helper
+chown "$5" /run/slurm-watchdog/jobs
 mount --bind "$dir/hosts" /etc/hosts
 # No name server is in reach of these networks: a program that asks one that is configured waits 10 s, as each start of torch did.
 [ ! -e /etc/resolv.conf ] || mount --bind "$dir/resolv.conf" /etc/resolv.conf

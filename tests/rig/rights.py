@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-CAPABILITIES = ("sys_ptrace", "dac_read_search", "syslog", "chown", "setuid", "setgid", "kill")
+CAPABILITIES = ("sys_ptrace", "dac_read_search", "syslog", "setuid", "setgid", "kill")
 """As in systemd/slurm-watchdog-helper.service: a test compares them."""
 HELPER_UID, AGENT_UID = 64981, 64982
 """Of nobody else here."""
@@ -137,7 +137,7 @@ def ensure_user(name: str, uid: int) -> None:
 def helper_command(where: Place, socket: Path = HELPER_SOCKET, prefixes: Sequence[str] = ()) -> list[str]:
     """The helper of AGENT_UID, as its user."""
     words = ("-m", "slurm_watchdog.agent.helper", str(socket), str(AGENT_UID), *prefixes)
-    return where.command(HELPER_UID, CAPABILITIES, *words)
+    return where.command(HELPER_UID, (*CAPABILITIES, "chown"), *words)  # chown: for its socket, which systemd makes
 
 
 def agent_command(where: Place, *words: str) -> list[str]:

@@ -17,19 +17,18 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.commands import Commands, Refused
+from slurm_watchdog.agent.commands import Commands, OwnSwitches, Refused
 from slurm_watchdog.agent.delivery.sender import Spool, backoff_s
 from slurm_watchdog.agent.delivery.stream import ANSWER_S, parse_reply
 from slurm_watchdog.agent.workers.request_types import (
     DumpProcessStacks,
     KillSwitch,
     Request,
-    SwitchDirectory,
     WriteSwitch,
 )
 from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.model.evidence import NodeEvidence, ProcessStack, RankEvidence, StackDump, ThreadState
-from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, compose_line
+from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.observations import Event, EventKind, MountProbe, Role
 from slurm_watchdog.model.protocol import CollectEvidence, CommandResult, JobWatch, ProbeMount
 from slurm_watchdog.model.report import ProcessSection
@@ -103,6 +102,21 @@ class _Logs:
 
     def key_of(self, path: str, uid: int) -> str:
         return "files"
+
+
+class _Switches(OwnSwitches):
+    """Those in the default place."""
+
+    def __init__(self, agent: Agent):
+        super().__init__()
+        self._agent = agent
+
+    def do(self, request: KillSwitch) -> str | None:
+        error: str | None = self._agent.do(request)[1]
+        return error
+
+    def clear(self, watch: Iterable[JobWatch], running: frozenset[str]) -> None:
+        """Those of runs that are over hurt no one here."""
 
 
 class _Mounts:
@@ -194,6 +208,7 @@ class Agent:
             settings = SimpleNamespace(probe_deadline=10.0, kernel_log="")
             context = context_of(children, logs, node=self.node.name, boot_id="", settings=settings, mounts=mounts)
             self.commands = _Commands(context, SWITCH_PREFIXES)
+            self.commands.switches = _Switches(self)
             self.memory, self.closely = Memory(), False
             self.commands.agent = self
             self.recent: dict[str, deque[tuple[float, Event]]] = {}
@@ -314,9 +329,6 @@ class Agent:
             return None, self.cluster.remove_switch(self.node.name, request.path, line)
         if isinstance(request, DumpProcessStacks):
             return list(self._stacks({each.pid for each in request.processes})), None
-        if isinstance(request, SwitchDirectory):
-            assert request.base == KILL_SWITCH_BASE
-            return None, None
         return None, f"no such task: {request.task}"
 
     def evidence(self, job_id: str, pids: set[int]) -> NodeEvidence:

@@ -13,18 +13,23 @@ from dataclasses import dataclass
 
 import msgspec
 
-from slurm_watchdog.model.kill_switch import parse_line
-from slurm_watchdog.model.protocol import Command, CommandResult, RemoveKillSwitch, WriteKillSwitch
+from slurm_watchdog.model.protocol import (
+    Command,
+    CommandResult,
+    GiveOrder,
+    RemoveKillSwitch,
+    WithdrawOrder,
+    WriteKillSwitch,
+)
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.supervisor import (
     BATCH_STEP,
     ORDER_LIFETIME_S,
-    ORDER_PREFIX,
     PROTOCOL,
     OrderAnswer,
+    RestartOrder,
     SupervisorState,
     SupervisorStatus,
-    order_in,
 )
 from slurm_watchdog.slurm.client import SignalTo, SlurmRefused, SlurmUnavailable, Submission
 
@@ -54,8 +59,8 @@ class Supervisor:
     def __init__(self, world: World):
         self.world, random = world, world.random
         self.alive, self.step, self.starts = True, 0, 1
-        self.orders: dict[str, tuple[str, float]] = {}
-        """File name -> line, and when it was written."""
+        self.orders: dict[str, tuple[RestartOrder, float]] = {}
+        """Those that the agent hands it, by decision, and when they were given."""
         self.ordered = False
         self.read: set[str] = set()
         """Decisions that were seen: no order counts twice."""
@@ -119,15 +124,14 @@ class Supervisor:
         self.written_at = now
 
     def _take_order(self) -> None:
-        for line, written_at in self.orders.values():
-            order = order_in(parse_line(line) or {})
+        for order, given_at in self.orders.values():
             if order.decision in self.read:
                 continue
             self.read.add(order.decision)
             answer, words = OrderAnswer.TAKEN, ""
             if (order.step_id, order.start) != (self.step_id, self.starts):
                 answer, words = OrderAnswer.REFUSED, f"step {order.step_id} is over"
-            elif self.world.now - written_at > ORDER_LIFETIME_S:
+            elif self.world.now - given_at > ORDER_LIFETIME_S:
                 answer, words = OrderAnswer.REFUSED, "too old"
             elif not self.spare:
                 answer, words = OrderAnswer.REFUSED, "no spare is left"
@@ -494,15 +498,15 @@ class World:
         fate = self.random.choices(["done", "lost", "done and lost"], [85, 8, 7])[0] if self.faults else "done"
         fate = "lost" if node in self.silent else fate
         orders = self.supervisor.orders if self.supervisor is not None else {}
-        name = command.path.rpartition("/")[2] if isinstance(command, WriteKillSwitch | RemoveKillSwitch) else ""
-        if name.startswith(ORDER_PREFIX):
-            assert node == "n1", "an order was written elsewhere than on the batch host"
-            if fate != "lost" and isinstance(command, WriteKillSwitch):
-                orders[name] = command.content, self.now
+        if isinstance(command, GiveOrder):
+            assert node == "n1", "an order was given elsewhere than on the batch host"
+            if fate != "lost":
+                orders.setdefault(command.order.decision, (command.order, self.now))
                 assert self.supervisor is not None
                 self.supervisor.ordered = True
-            elif fate != "lost":
-                orders.pop(name, None)
+        elif isinstance(command, WithdrawOrder):
+            if fate != "lost":
+                orders.pop(command.decision, None)
         elif fate != "lost" and isinstance(command, WriteKillSwitch):
             self.switches[node], self.was_switched = command.content, True
         elif fate != "lost" and isinstance(command, RemoveKillSwitch):

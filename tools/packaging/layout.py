@@ -109,12 +109,11 @@ CONTROLLER_UNIT = "slurm-watchdog-controller.service"
 
 
 def services(package: str) -> list[str]:
-    """Those of a package that are restarted by an upgrade: a mount is not, for what lies on it would be lost."""
-    mine = [name for name in units() if (name == CONTROLLER_UNIT) == (package == parts.CONTROLLER)]
-    return [name for name in mine if not name.endswith(".mount")]
+    """Those of a package that are restarted by an upgrade."""
+    return [name for name in units() if (name == CONTROLLER_UNIT) == (package == parts.CONTROLLER)]
 
 
-UNIT_SUFFIXES = frozenset({".service", ".socket", ".slice", ".target", ".timer", ".mount"})
+UNIT_SUFFIXES = frozenset({".service", ".socket", ".slice", ".target", ".timer"})
 
 
 def system_files() -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from slurm_watchdog.agent.commands import Commands
+from slurm_watchdog.agent.commands import Commands, OwnSwitches
 from slurm_watchdog.agent.delivery.stream import MAX_COMMANDS
 from slurm_watchdog.agent.files import as_owner
 from slurm_watchdog.agent.files.mount_probing import MountProber
@@ -18,7 +18,7 @@ from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.workers.admission import MAX_WORKERS
 from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import KillSwitch, WorkerState
+from slurm_watchdog.agent.workers.request_types import KillSwitch, RemoveSwitch, WorkerState, WriteSwitch
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
 from slurm_watchdog.model.protocol import (
@@ -26,6 +26,7 @@ from slurm_watchdog.model.protocol import (
     Command,
     CommandResult,
     EndProcess,
+    GiveOrder,
     JobWatch,
     ProbeMount,
     ProcessEnd,
@@ -33,6 +34,7 @@ from slurm_watchdog.model.protocol import (
     WriteKillSwitch,
 )
 from slurm_watchdog.model.report import ProcessSection
+from slurm_watchdog.model.supervisor import RestartOrder
 from tests.builders.agent_context import context_of
 from tests.builders.requests import functions
 from tests.builders.views import process
@@ -135,13 +137,57 @@ def test_a_probe_of_what_is_no_place_is_refused(here: Commands, mount: str, dire
 
 @pytest.mark.parametrize("here", [0], indirect=True, ids=["no child can be started"])
 def test_a_flood_of_commands_is_bounded_and_each_is_answered(here: Commands) -> None:
+    here.switch_prefixes = ("/scratch",)
     asked = [
-        RemoveKillSwitch(id=str(number), job_id="7", path=f"{RUN}/kill", uid=4711, content=CONTENT)
+        RemoveKillSwitch(id=str(number), job_id="7", path="/scratch/7/kill", uid=4711, content=CONTENT)
         for number in range(MAX_COMMANDS + 3)
     ]
     results = refusals(here, *asked)
     assert [result.command_id for result in results] == [str(MAX_COMMANDS + at) for at in range(3)]
     assert "wait already" in (results[0].error or "")
+
+
+def switch(kind: type[KillSwitch], path: Path, why: str = "a hang") -> KillSwitch:
+    return kind(str(path), "n1", by="slurm-watchdog", why=why, incident="i", decision="d")
+
+
+def test_a_switch_in_the_default_place_is_a_file_that_its_job_can_read_in_a_directory_for_each_run(
+    tmp_path: Path,
+) -> None:
+    switches, path = OwnSwitches(str(tmp_path)), tmp_path / "7.2" / "kill"
+    before = os.umask(0o077)
+    try:
+        assert switches.do(switch(WriteSwitch, path)) is None
+    finally:
+        os.umask(before)
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o644, 0o755)
+    assert "not ours" in (switches.do(switch(WriteSwitch, path, "another reason")) or "")
+    assert switches.do(switch(RemoveSwitch, path)) is None
+    assert not path.exists()
+
+
+def test_what_is_left_of_runs_that_are_over_goes_and_of_a_job_that_is_not_known_yet_nothing(tmp_path: Path) -> None:
+    switches = OwnSwitches(str(tmp_path))
+    for name in ("7.1", "7.2", "8.0", "9.0", "x"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "kill").write_text(CONTENT)
+    (tmp_path / "6.0").symlink_to(tmp_path / "x")
+    (tmp_path / "agent").touch()
+    switches.clear([WATCH], frozenset({"7", "9"}))
+    assert sorted(os.listdir(tmp_path)) == ["6.0", "7.2", "9.0", "agent", "x"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"uid": 4712}, "job 7 does not belong to uid 4712"), ({"restarts": 1}, "is in run 2"), ({"job_id": "8"}, "job 8 is not known")],
+)  # fmt: skip
+def test_an_order_to_another_users_job_or_another_run_is_handed_to_no_one(
+    here: Commands, changes: dict[str, Any], reason: str
+) -> None:
+    order = RestartOrder(decision="d", step_id="0", start=1)
+    given = GiveOrder(id="o", **({"job_id": "7", "restarts": 2, "uid": 4711, "order": order} | changes))
+    (result,) = refusals(here, given)
+    assert reason in (result.error or "")
 
 
 def ending(number: int, **changes: object) -> EndProcess:

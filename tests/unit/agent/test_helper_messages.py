@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from slurm_watchdog.agent.helper.requests import RefusedError
 from slurm_watchdog.agent.helper.server import (
     MAX_CHILDREN,
-    REFUSALS_SHOWN,
     STARTS_PER_S,
     Connection,
     Helper,
-    Refusals,
     user_of,
 )
+from slurm_watchdog.base.refusals import REFUSALS_SHOWN, Refusals
 
 
 class Forkless(Helper):

@@ -109,7 +109,7 @@ def asked(pid: int) -> dict[str, tuple[Any, Any]]:
 def test_every_task_about_processes_is_tried_here() -> None:
     """A new task that is given a process belongs into `asked`."""
     takes_pids = {name for name, task in TASKS.items() if not task.as_owner} - {
-        "list_mounts", "last_kernel_lines", "prepare_directory", "remove_directory",
+        "list_mounts", "last_kernel_lines",
     }  # fmt: skip
     assert set(asked(os.getpid())) == takes_pids
     assert {"devices"} == OF_ANYBODY, "it tells numbers of GPUs alone"

@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
-import msgspec
-import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.helper.requests import read_supervisors
-from slurm_watchdog.agent.workers.request_types import ReadSupervisors, WorkerState
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
-from slurm_watchdog.model.supervisor import PROTOCOL, STATUS_FILE, JobSupervisor, SupervisorState, SupervisorStatus
+from slurm_watchdog.model.supervisor import PROTOCOL, JobSupervisor, SupervisorState, SupervisorStatus
 from slurm_watchdog.wire.codec import decode_report, encode_report
 from tests.builders.views import slurm_job
 
 STATUS = SupervisorStatus(protocol=PROTOCOL, state=SupervisorState.RUNNING, step_id="0", nodes=("n1",), spares=("n2",))
 ROW = JobSupervisor(job_id="7", restarts=0, age_s=1.0, status=STATUS)
 REPORT = Report(node="n1", boot_id="b", agent_id="a", sequence=1, supervisors=(ROW,))
-
-
-def test_status_is_read_with_its_age_and_none_is_no_error(tmp_path: Path) -> None:
-    request = ReadSupervisors(base=str(tmp_path), names=["8.0", "7.0"])
-    assert read_supervisors(request, WorkerState()) == {}
-    (tmp_path / "7.0").mkdir()
-    file = tmp_path / "7.0" / STATUS_FILE
-    file.write_bytes(msgspec.json.encode(STATUS))
-    os.utime(file, (0, file.stat().st_mtime - 40))
-    ((name, found),) = read_supervisors(request, WorkerState()).items()
-    assert (name, found.status) == ("7.0", STATUS)
-    assert 39 < found.age_s < 50
-
-
-@pytest.mark.parametrize("content", [b"", b"garbage", b"x" * 70_000, b'{"protocol": 9, "state": "running"}'])
-def test_a_file_that_is_no_status_is_an_error_that_says_so(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "7.0").mkdir()
-    (tmp_path / "7.0" / STATUS_FILE).write_bytes(content)
-    found = read_supervisors(ReadSupervisors(base=str(tmp_path), names=["7.0"]), WorkerState())["7.0"]
-    assert (found.status, "supervisor" in found.error) == (None, True)
-
-
-def test_a_status_that_is_a_link_is_not_followed_into_another_users_file(tmp_path: Path) -> None:
-    (tmp_path / "7.0").mkdir()
-    (tmp_path / "7.0" / STATUS_FILE).symlink_to("/proc/self/mem")
-    found = read_supervisors(ReadSupervisors(base=str(tmp_path), names=["7.0"]), WorkerState())["7.0"]
-    assert (found.status, found.error != "") == (None, True)
 
 
 def test_the_wire_carries_them() -> None:

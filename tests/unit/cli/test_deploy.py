@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from slurm_watchdog.cli import services as helper_command
 from slurm_watchdog.cli.main import main
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, heartbeat_beside
+from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
 from tests import helper_process
 
 UNITS = ["slurm-watchdog-agent", "slurm-watchdog-controller", "slurm-watchdog-helper"]
@@ -28,13 +30,25 @@ def prolog(checkout: Path, **environment: str) -> str:
         env=environment, capture_output=True, text=True, timeout=180, check=True,
     )  # fmt: skip
     assert done.stderr == ""
+    for place in re.findall(r"^export SLURM_WATCHDOG_HEARTBEAT=(/dev/shm/.*)/heartbeat$", done.stdout, re.MULTILINE):
+        assert stat.S_IMODE(os.stat(place).st_mode) == 0o700
+        os.rmdir(place)
     return done.stdout
+
+
+def test_a_heartbeats_place_that_another_user_has_made_is_not_named(checkout: Path) -> None:
+    place = Path("/dev/shm/slurm-watchdog-94711.0")
+    place.symlink_to("/tmp")
+    try:
+        assert "HEARTBEAT" not in prolog(checkout, SLURM_JOB_ID="94711")
+    finally:
+        place.unlink()
 
 
 def default_switch(job_id: str, restarts: int) -> str:
     path = Config().jobs.kill_switch.replace("{job_id}", job_id).replace("{restarts}", str(restarts))
-    beside = heartbeat_beside(path, job_id, restarts)
-    return f"export SLURM_WATCHDOG_KILL_SWITCH={path}\nexport SLURM_WATCHDOG_HEARTBEAT={beside}\n"
+    heartbeat = f"/dev/shm/slurm-watchdog-{job_id}.{restarts}/heartbeat"
+    return f"export SLURM_WATCHDOG_KILL_SWITCH={path}\nexport SLURM_WATCHDOG_HEARTBEAT={heartbeat}\n"
 
 
 @pytest.mark.parametrize(
@@ -159,15 +173,16 @@ def test_users_socket_and_directories_fit_together(checkout: Path) -> None:
     assert sock["SocketGroup"] == agent["Group"] == helper_command.AGENT
     assert sock["SocketMode"] == "0660"
     assert agent["Requires"] == "slurm-watchdog-helper.socket"
-    assert Config().agent.state_directory == f"/run/{agent['RuntimeDirectory']}"
     made = [
         line.split()[1:5]
         for line in (checkout / "systemd/tmpfiles.d/slurm-watchdog.conf").read_text().splitlines()
         if line[:1] == "d"
     ]
-    helper = dict(settings_of(checkout, "slurm-watchdog-helper.service"))
-    assert made[-1] == [KILL_SWITCH_BASE, "0755", helper["User"], helper["User"]]
-    assert f"/run/{helper['RuntimeDirectory']}" == KILL_SWITCH_BASE
+    assert made[-1] == [KILL_SWITCH_BASE, "0755", agent["User"], agent["User"]]
+    kept = [f"/run/{each}" for each in agent["RuntimeDirectory"].split()]
+    assert kept == [Config().agent.state_directory, KILL_SWITCH_BASE]
+    assert agent["RuntimeDirectoryPreserve"] == "yes"
+    assert "StateDirectory" not in agent
 
 
 @pytest.mark.parametrize("unit", ["slurm-watchdog-agent", "slurm-watchdog-helper"])

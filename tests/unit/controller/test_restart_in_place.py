@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.actuate.by_agent import Time, restart_step, write_kill_switch
+from slurm_watchdog.actuate.by_agent import Time, restart_step, write_kill_switch, write_order
 from slurm_watchdog.controller.actions.ladder.state import UNSEEN, steps_lost
 from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.policy.rules import Rule
@@ -16,17 +16,13 @@ from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import problem_of
 from slurm_watchdog.model.actions import Action, Decision, Fence, OperationOutcome, Rung, Verdict
 from slurm_watchdog.model.incidents import IncidentKind
-from slurm_watchdog.model.kill_switch import LATER_FIELDS, compose_line
-from slurm_watchdog.model.protocol import Command, CommandResult
+from slurm_watchdog.model.protocol import Command, CommandResult, GiveOrder
 from slurm_watchdog.model.supervisor import (
     PROTOCOL,
     OrderAnswer,
-    RestartOrder,
     Sighting,
     SupervisorState,
     SupervisorStatus,
-    order_fields,
-    order_in,
 )
 from tests.builders.notices import told
 from tests.builders.policy_inputs import INCIDENT, LIMITS, SITUATION
@@ -112,16 +108,20 @@ def test_a_bad_loss_is_answered_only_where_the_newest_checkpoint_is_good_and_tha
         assert f"the checkpoint {GOOD} is passed to it" in decision.reason
 
 
-def test_an_order_names_its_checkpoint_as_it_is_or_is_not_written() -> None:
-    order = RestartOrder(decision="d", step_id="3", start=1, resume_from=GOOD)
-    assert order_in({"decision": "d", **order_fields(order)}) == order
-    line = compose_line({"by": "slurm-watchdog", **order_fields(replace(order, resume_from=""))})
-    assert not any(each in line for each in LATER_FIELDS)
-    for path in ("relative/iter_0000500", "/d/run's/iter_0000500", f"/d/{'x' * 300}/iter_0000500"):
-        with pytest.raises(ValueError, match="cannot name the checkpoint"):
-            order_fields(replace(order, resume_from=path))
-    with pytest.raises(ValueError, match="absolute path"):
-        order_in({"decision": "d", **order_fields(order), "resume": "iter_0000500"})
+def test_an_order_names_its_checkpoint_as_it_is() -> None:
+    """A name with any letters: nothing of it is composed into a line of ours."""
+    asked: list[Command] = []
+
+    async def ask(node: str, command: Command, deadline_s: float) -> CommandResult:
+        asked.append(command)
+        return CommandResult(command_id=command.id, ok=True)
+
+    path = "/d/run's/iter_0000500"
+    decision = replace(judge(SUPERVISOR), resume_from=path, uid=1000)
+    outcome, _ = asyncio.run(write_order(ask, decision, "n1", 5.0, lambda: None))
+    (command,) = asked
+    assert isinstance(command, GiveOrder)
+    assert (outcome, command.order.resume_from, command.uid) == (OperationOutcome.DONE, path, 1000)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ from slurm_watchdog.agent.workers.request_types import WorkerState  # noqa: E402
 from slurm_watchdog.base import clock  # noqa: E402
 from slurm_watchdog.base.mounts import Mount  # noqa: E402
 from slurm_watchdog.controller.state.progress_clock import LEFT_AFTER_S, apply_step, main_clock  # noqa: E402
-from slurm_watchdog.model.kill_switch import heartbeat_beside  # noqa: E402
 from slurm_watchdog.model.observations import Event, EventKind, LogFile  # noqa: E402
 from slurm_watchdog.model.protocol import JobWatch  # noqa: E402
 from tests.builders.requests import do  # noqa: E402
@@ -466,17 +465,18 @@ def follow_impatiently(fields: Any, worker: WorkerState) -> Any:
 
 def test_the_agent_reads_the_heartbeat_of_this_run_step_by_step_and_its_phases(tmp_path: Path) -> None:
     """Real lines of the hook, read by the agent's collector of logs through its own child."""
-    run = tmp_path / "4.0"
+    run = tmp_path / "4.0 [of mine]"
     run.mkdir()
     probes = WorkerPool({"follow": follow_impatiently, "list_mounts": nothing, "list_open_logs": nothing})
     logs = JobLogs(probes, (Mount("/", "ext4", "/dev/sda1"),), "n1", (), become_owner=False)
-    logs.here.hear([JobWatch(job_id="4", restarts=0, uid=os.getuid(), kill_switch=str(run / "kill"))])
+    logs.here.hear([JobWatch(job_id="4", restarts=0, uid=os.getuid())])
+    environs = {"4": {"SLURM_WATCHDOG_HEARTBEAT": str(run / "heartbeat")}}
     beat = Heartbeat(str(run / "heartbeat"), writes=True)
     events: list[Event] = []
 
     def look(condition: Any = lambda: True) -> tuple[LogFile, ...]:
         for _ in range(300):
-            rows, new, _ = logs.collect(clock.monotonic(), (), {}, 10.0)
+            rows, new, _ = logs.collect(clock.monotonic(), (), environs, 10.0)
             # A phase is in every report while it lasts.
             events.extend(each for each in new if each.line not in [before.line for before in events])
             if condition():
@@ -534,17 +534,3 @@ def test_the_heartbeat_is_believed_before_every_other_count_until_it_is_left() -
     count(1040, 41.0 + LEFT_AFTER_S + 1, "megatron")
     main = main_clock(clocks)
     assert main is not None and main.step == 1040
-
-
-@pytest.mark.parametrize(
-    ("kill_switch", "heartbeat"),
-    [
-        ("/run/slurm-watchdog/jobs/7.2/kill", "/run/slurm-watchdog/jobs/7.2/heartbeat"),
-        ("/home/a/run/kill-7.2/kill", "/home/a/run/kill-7.2/heartbeat"),
-        ("/run/slurm-watchdog/jobs/7.1/kill", None),
-        ("/shared/stop/7", None),
-        ("", None),
-    ],
-)
-def test_a_heartbeat_lies_in_a_directory_of_its_own_run_or_nowhere(kill_switch: str, heartbeat: str | None) -> None:
-    assert heartbeat_beside(kill_switch, "7", 2) == heartbeat

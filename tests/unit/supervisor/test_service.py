@@ -3,78 +3,84 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.model.supervisor import PROTOCOL, STATUS_FILE, SupervisorState, SupervisorStatus, parse_status
-from slurm_watchdog.supervisor import service
+from slurm_watchdog.model.kill_switch import compose_line
+from slurm_watchdog.model.supervisor import FromAgent, OrderAnswer, RestartOrder
 from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.launcher import Launcher
 from slurm_watchdog.supervisor.parent import SharedPid
-from slurm_watchdog.supervisor.service import NO_AGENT_S, write_status
+from slurm_watchdog.supervisor.service import NO_AGENT_S, JobSupervisor, is_our_switch
 from slurm_watchdog.supervisor.state import Settings
 
 
-def said_in(directory: Path, age_s: float, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
-    """What `age_s` after its start a supervisor says in three looks, whose run has this directory."""
-    monkeypatch.setattr(service, "run_directory", lambda job_id, restarts: str(directory))
+def supervisor_of_a_job() -> JobSupervisor:
     allocation = Allocation(job_id="7", nodes=("n1",), batch_host="n1")
     launcher = Launcher(("true",), allocation, {"PATH": "/nonexistent"})
-    supervisor = service.JobSupervisor(
-        Settings(allocation=allocation, count=1, least=1, max_restarts=0), launcher, {}, SharedPid()
-    )
-    monkeypatch.setattr(supervisor, "_missed_at", clock.monotonic() - age_s + NO_AGENT_S)
+    settings = Settings(allocation=allocation, count=1, least=1, max_restarts=0)
+    return JobSupervisor(settings, launcher, {}, SharedPid())
+
+
+def close(mine: JobSupervisor) -> None:
+    mine._voice.close()
+    mine.launcher.close()
+
+
+def said_after(
+    age_s: float, connected: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """What `age_s` after its start a supervisor says in three looks."""
+    mine = supervisor_of_a_job()
+    mine.link.was_connected = connected
+    monkeypatch.setattr(mine, "_missed_at", clock.monotonic() - age_s + NO_AGENT_S)
     for _ in range(3):
-        supervisor._poll()
-    supervisor._voice.close()
-    launcher.close()
+        mine._poll()
+    close(mine)
     return capfd.readouterr().err
 
 
 def test_that_no_agent_is_there_is_said_once_after_a_minute(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = (
         "slurm-watchdog: no agent has been seen on this node: only a command that fails is started again; "
         "`slurm-watchdog run --alone` watches for hangs itself\n"
     )
-    missing = tmp_path / "7.0"
-    assert said_in(missing, NO_AGENT_S + 1, capfd, monkeypatch) == line
-    assert said_in(missing, NO_AGENT_S - 30, capfd, monkeypatch) == ""
-    assert said_in(tmp_path, NO_AGENT_S + 1, capfd, monkeypatch) == ""
+    assert said_after(NO_AGENT_S + 1, False, capfd, monkeypatch) == line
+    assert said_after(NO_AGENT_S - 30, False, capfd, monkeypatch) == ""
+    assert said_after(NO_AGENT_S + 1, True, capfd, monkeypatch) == ""
 
 
-def test_two_supervisors_of_one_job_see_each_other_and_the_one_that_is_left_takes_orders_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process with a supervisor's name stands for the other one."""
-    monkeypatch.setattr(service, "run_directory", lambda job_id, restarts: str(tmp_path))
-    allocation = Allocation(job_id="7", nodes=("n1",), batch_host="n1")
-    launcher = Launcher(("true",), allocation, {"PATH": "/nonexistent"})
-    mine = service.JobSupervisor(
-        Settings(allocation=allocation, count=1, least=1, max_restarts=0), launcher, {}, SharedPid()
-    )
+def handle(mine: JobSupervisor) -> None:
+    while not mine._events.empty():
+        asyncio.run(mine._handle(mine._events.get_nowait()))
 
-    def beside() -> int:
-        mine._poll()
-        while not mine._events.empty():
-            asyncio.run(mine._handle(mine._events.get_nowait()))
-        mine._changed()
-        return parse_status((tmp_path / STATUS_FILE).read_bytes()).beside
 
-    program = "from slurm_watchdog.base.process_setup import set_name as s; s('slurm-watchdog'); print(1, flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdin is not None and other.stdout is not None and other.stdout.readline()
-        status = SupervisorStatus(protocol=PROTOCOL, state=SupervisorState.RUNNING, pid=other.pid, step_id="0")
-        write_status(str(tmp_path), status)
-        assert beside() == other.pid
-        assert beside() == other.pid, "known until it ends, though the file is ours now"
-        other.stdin.close()
-        other.wait(10)
-    assert beside() == 0
-    mine._voice.close()
-    launcher.close()
+def test_an_order_is_answered_once_however_often_it_is_heard_and_none_while_another_supervisor_lives() -> None:
+    mine = supervisor_of_a_job()
+    order = RestartOrder(decision="d1", step_id="9", start=1)
+    answers = []
+    for said in (
+        FromAgent(order=order, given_at=clock.wall()), FromAgent(beside=11), FromAgent(order=order, given_at=clock.wall()),
+        FromAgent(order=RestartOrder(decision="d2", step_id="9", start=1), given_at=clock.wall()), FromAgent(beside=0),
+    ):  # fmt: skip
+        mine._hear(said)
+        handle(mine)
+        assert mine._said is not None
+        answers.append((mine._said.order, mine._said.answer, mine._said.beside))
+    assert answers[0] == ("d1", OrderAnswer.REFUSED, 0)
+    assert [each[2] for each in answers] == [0, 11, 11, 11, 0]
+    assert [each[0] for each in answers] == ["d1", "d1", "d1", "d2", "d2"]
+    close(mine)
+
+
+def test_only_a_kill_switch_of_ours_is_seen(tmp_path: Path) -> None:
+    switch = tmp_path / "kill"
+    assert not is_our_switch(str(switch))
+    switch.write_text("stop\n")
+    assert not is_our_switch(str(switch))
+    switch.write_text(compose_line({"by": "slurm-watchdog", "decision": "c"}))
+    assert is_our_switch(str(switch))

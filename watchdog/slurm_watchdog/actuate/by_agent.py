@@ -19,8 +19,10 @@ from slurm_watchdog.model.protocol import (
     Command,
     CommandResult,
     EndProcess,
+    GiveOrder,
     ProcessEnd,
     RemoveKillSwitch,
+    WithdrawOrder,
     WriteKillSwitch,
 )
 from slurm_watchdog.model.supervisor import (
@@ -28,12 +30,9 @@ from slurm_watchdog.model.supervisor import (
     GRACE_S,
     HUNG_GRACE_S,
     ORDER_LIFETIME_S,
-    ORDER_PREFIX,
     WRITE_EVERY_S,
     RestartOrder,
     Sighting,
-    order_fields,
-    run_directory,
 )
 
 Ask = Callable[[str, Command, float], Awaitable[CommandResult]]  # (node, command, deadline in seconds); never raises.
@@ -94,8 +93,8 @@ async def _ask_nodes(
 
 POLL_S = 0.5
 SURELY_LATER_S = 2.0
-"""A supervisor looks for orders twice a second, and writes that it takes one before it does anything: a status that was
-written so long after the order was removed, and does not name it, is that of one that will never carry it out."""
+"""A supervisor says that it takes an order before it does anything: a status that came so long after the order was
+withdrawn, and does not name it, is that of one that will never carry it out."""
 SEEN_WITHIN_S = 3 * WRITE_EVERY_S  # For such a status to come by way of its agent.
 
 Seen = Callable[[], Sighting | None]  # The last word of the supervisor, on the clock `now`; None: none is known.
@@ -110,17 +109,24 @@ class Time:
 
 
 async def write_order(ask: Ask, decision: Decision, batch_host: str, deadline_s: float, seen: Seen) -> Outcome:
-    """Done when the supervisor can read the order, or has read it. To write the same one again does no harm."""
+    """Done when the agent hands the order to the supervisor, or that has read it. To give the same one again does no
+    harm."""
     if _shown(decision, seen) is not None:
         return OperationOutcome.DONE, "the supervisor has read the order"
-    try:
-        write, _ = _commands(decision, deadline_s)
-    except ValueError as error:
-        return OperationOutcome.FAILED, str(error)
-    result = await ask(batch_host, write, deadline_s)
+    assert decision.fence is not None
+    order = picked(
+        RestartOrder, decision, *("step_id", "start", "avoid", "resume_from"), decision=decision.id, why=decision.by,
+        grace_s=HUNG_GRACE_S if decision.loop_turns is False else GRACE_S,
+    )  # fmt: skip
+    job_id, uid = decision.process_job_id or decision.fence.job_id, -1 if decision.uid is None else decision.uid
+    give = GiveOrder(
+        id=uuid.uuid4().hex, job_id=job_id, restarts=decision.fence.restarts, uid=uid, order=order,
+        expires_s=deadline_s,
+    )  # fmt: skip
+    result = await ask(batch_host, give, deadline_s)
     if not result.ok:
-        return OperationOutcome.UNKNOWN, f"the order was not written on {batch_host}: {result.error}"
-    return OperationOutcome.DONE, f"written on {batch_host}"
+        return OperationOutcome.UNKNOWN, f"the order was not given on {batch_host}: {result.error}"
+    return OperationOutcome.DONE, f"given on {batch_host}"
 
 
 async def restart_step(
@@ -134,11 +140,13 @@ async def restart_step(
         answer = await _until(lambda: _shown(decision, seen), limit_s - ORDER_LIFETIME_S, time)
     if answer is not None:
         return answer
-    _, remove = _commands(decision, deadline_s)
-    result = await ask(batch_host, remove, deadline_s)
+    assert decision.fence is not None
+    job_id = decision.process_job_id or decision.fence.job_id
+    withdraw = WithdrawOrder(id=uuid.uuid4().hex, job_id=job_id, decision=decision.id, expires_s=deadline_s)
+    result = await ask(batch_host, withdraw, deadline_s)
     if not result.ok:
-        return OperationOutcome.UNKNOWN, f"the order was not removed again on {batch_host}: {result.error}"
-    removed_at = time.now()
+        return OperationOutcome.UNKNOWN, f"the order was not withdrawn on {batch_host}: {result.error}"
+    withdrawn_at = time.now()
 
     def final() -> Outcome | None:
         known = seen()
@@ -147,8 +155,8 @@ async def restart_step(
         taken = _is_taken(decision, known)
         # One that was stopped, or killed, does not write; the order that it has not taken by now it would refuse.
         lapsed = not taken and known.read_at >= refused_from + SURELY_LATER_S
-        died = _died_over(decision, known) and known.read_at >= removed_at
-        if known.written_at < removed_at + SURELY_LATER_S and not (lapsed or died):
+        died = _died_over(decision, known) and known.read_at >= withdrawn_at
+        if known.written_at < withdrawn_at + SURELY_LATER_S and not (lapsed or died):
             return None
         did = "took the order, and did not come to its end" if taken else "did not take the order"
         why = f"the supervisor {did} within {limit_s:.0f} s"
@@ -158,29 +166,6 @@ async def restart_step(
 
     answer = await _until(final, SURELY_LATER_S + SEEN_WITHIN_S, time)
     return answer or (OperationOutcome.UNKNOWN, f"no news from the supervisor on {batch_host}")
-
-
-def _commands(decision: Decision, deadline_s: float) -> tuple[WriteKillSwitch, RemoveKillSwitch]:
-    """To write the order, and to take it back. Raises ValueError if no order can say it."""
-    assert decision.fence is not None
-    order = order_fields(
-        picked(
-            RestartOrder,
-            decision,
-            *("step_id", "start", "avoid", "resume_from"),
-            decision=decision.id,
-            grace_s=HUNG_GRACE_S if decision.loop_turns is False else GRACE_S,
-        )
-    )
-    job_id, restarts = decision.process_job_id or decision.fence.job_id, decision.fence.restarts
-    path, uid = f"{run_directory(job_id, restarts)}/{ORDER_PREFIX}{decision.id}", decision.uid
-    fields = {"by": "slurm-watchdog", "why": decision.by, "incident": decision.incident_id, "decision": decision.id}
-    write = WriteKillSwitch(
-        id=uuid.uuid4().hex, job_id=job_id, restarts=restarts, path=path, uid=-1 if uid is None else uid,
-        content=compose_line(fields | order), expires_s=deadline_s,
-    )  # fmt: skip
-    remove = RemoveKillSwitch(id=uuid.uuid4().hex, job_id=job_id, path=path, uid=write.uid, content=write.content)
-    return write, remove
 
 
 def _shown(decision: Decision, seen: Seen) -> Outcome | None:
@@ -193,8 +178,8 @@ def _is_taken(decision: Decision, known: Sighting | None) -> bool:
 
 
 def _died_over(decision: Decision, known: Sighting | None) -> bool:
-    """Whether it took the order, and is dead or stopped since: its file is read, and not written. It writes that it
-    starts the command before it does so: where that is not written, no step of this order runs."""
+    """Whether it took the order, and is dead or stopped since: it is looked at, and says nothing. It says that it
+    starts the command before it does so: where that was not said, no step of this order runs."""
     return (
         known is not None
         and _is_taken(decision, known)

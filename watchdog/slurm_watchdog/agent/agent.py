@@ -120,10 +120,11 @@ class Agent:
         return "process" not in self.seen.failed
 
     def close(self) -> None:
-        """Lets the children go."""
+        """Lets the children and the supervisors of jobs go."""
         if not self._closed:
             self._closed = True
             self.collectors.close(clock.monotonic())
+            self.context.supervisors.close()
             self.probes.close()
 
     def remember(self, reports: tuple[Waiting, ...], controller_id: str) -> None:

@@ -9,36 +9,33 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-
-import msgspec
 
 from slurm_watchdog.agent.collectors.collector import CollectorContext
 from slurm_watchdog.agent.delivery.stream import MAX_COMMANDS
 from slurm_watchdog.agent.evidence.collection import Collection
 from slurm_watchdog.agent.evidence.stacks import choose
-from slurm_watchdog.agent.logs.job_logs import JobLogs
+from slurm_watchdog.agent.files.as_owner import remove_kill_switch, write_kill_switch
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.child import give_back_memory
-from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import (
     DumpProcessStacks,
-    EmptyDirectory,
-    PrepareDirectory,
-    RemoveDirectory,
+    KillSwitch,
     RemoveSwitch,
     SignalProcess,
+    WorkerState,
     WriteSwitch,
 )
 from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.base.descriptors import describe
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.kill_switch import (
-    FIELDS,
     KILL_SWITCH_BASE,
-    ORDER_FIELDS,
+    RUN_NAME,
     is_absolute_path,
     parse_line,
     problem_of_path,
@@ -50,85 +47,54 @@ from slurm_watchdog.model.protocol import (
     CommandResult,
     DumpStacks,
     EndProcess,
+    GiveOrder,
     JobWatch,
     ProbeMount,
     ProcessEnd,
     RemoveKillSwitch,
+    WithdrawOrder,
     WriteKillSwitch,
 )
 from slurm_watchdog.model.report import MountSection, ProcessSection
-from slurm_watchdog.model.supervisor import ORDER_PREFIX, run_directory
 
 
-class SwitchDirectories(msgspec.Struct):
-    """Which there are, and which a worker is busy with."""
+class OwnSwitches:
+    """Kill switches in the default place: files of the agent's, in a directory for each run that everybody may read.
+    They lie in memory, which never hangs."""
 
-    probes: WorkerPool
-    logs: JobLogs
-    deadline_s: float
-    problems: dict[str, str | None] = {}  # Directory to why it could not be made; None when it is ready.
-    busy: set[str] = set()  # Where a worker is now.
-    _owner_of: dict[str, int] = {}  # Whose each directory is.
+    def __init__(self, base: str = KILL_SWITCH_BASE):
+        self.base = base
 
-    def update(self, watch: Iterable[JobWatch], now: float, running: frozenset[str] | None) -> None:
-        """Makes the directory of each run's kill switch ready, and removes those of runs that are over, with all in
-        them. `running`: the jobs that Slurm has here. While that is not known nothing is removed: a switch that a job
-        has not seen yet would be lost."""
-        watch = tuple(watch)
-        wanted = {}
-        for each in watch:
-            directory, name = os.path.split(each.kill_switch)
-            base, run = os.path.split(directory)
-            if base == KILL_SWITCH_BASE and name and run == f"{each.job_id}.{each.restarts}":
-                wanted[directory] = each.uid
-            elif each.log_paths:  # the batch host, where a supervisor would be
-                wanted[run_directory(each.job_id, each.restarts)] = each.uid
-        for directory, uid in wanted.items():
-            if directory not in self.problems and directory not in self.busy:
-                self._prepare(directory, uid, now)
-        if running is None:
-            return
-        runs = {each.job_id: each.restarts for each in watch}
-        for directory in [directory for directory in self.problems if directory not in wanted]:
-            job_id, _, run = os.path.basename(directory).partition(".")
-            if job_id not in running or runs.get(job_id, int(run)) != int(run):
-                self._clear(directory, now)
+    def do(self, request: KillSwitch) -> str | None:
+        """Writes or removes one; returns what was wrong."""
+        directory = os.path.dirname(request.path)
+        try:
+            if isinstance(request, WriteSwitch):
+                with suppress(FileExistsError):
+                    os.mkdir(directory)
+                    os.chmod(directory, 0o755)  # noqa: S103 -- the job reads it as its own user
+                write_kill_switch(request, WorkerState())
+            else:
+                remove_kill_switch(request, WorkerState())
+        except OSError as error:
+            return describe(error)
+        return None
 
-    def _prepare(self, directory: str, uid: int, now: float) -> None:
-        key = self.logs.key_of(KILL_SWITCH_BASE, 0)
-        request = PrepareDirectory(KILL_SWITCH_BASE, os.path.basename(directory), uid)
-        then = partial(self._apply_prepared, directory, uid)
-        if self.probes.ask(key, request, self.deadline_s, now, then) is not None:
-            self.busy.add(directory)
-            self.probes.settle(0.05, [])
+    def clear(self, watch: Iterable[JobWatch], running: frozenset[str]) -> None:
+        """Removes those of runs that are over. `running`: the jobs that Slurm has here. The switch of a job of which no
+        more is known yet stays: it may not have seen it."""
+        runs = {each.job_id: str(each.restarts) for each in watch}
+        with suppress(OSError):
+            for name in filter(RUN_NAME.fullmatch, os.listdir(self.base)):
+                job_id, _, run = name.partition(".")
+                if job_id not in running or runs.get(job_id, run) != run:
+                    self._remove(f"{self.base}/{name}")
 
-    def _apply_prepared(self, directory: str, uid: int, answer: Answer[None]) -> None:
-        self.busy.discard(directory)
-        self._owner_of[directory] = uid
-        self.problems[directory] = answer.error
-        if answer.error:
-            log.error("the kill switch's directory %s could not be made: %s", directory, answer.error)
-
-    def _clear(self, directory: str, now: float) -> None:
-        """Two requests, one after the other: its owner empties the directory, and the user who made it removes it."""
-        base, name = os.path.split(directory)
-
-        def remove(answer: Answer[None]) -> None:
-            if answer.error is not None:
-                log.warning("%s could not be emptied: %s", directory, answer.error)
-            request = RemoveDirectory(base, name)
-            maker = self.logs.key_of(base, 0)
-            if self.probes.ask(maker, request, self.deadline_s, now, lambda answer: None) is not None:
-                self.problems.pop(directory, None)
-                self._owner_of.pop(directory, None)
-            self.busy.discard(directory)
-
-        uid = self._owner_of.get(directory)
-        if directory in self.busy or uid is None:
-            return
-        key = f"switch:{directory}:{uid}"
-        if self.probes.ask(key, EmptyDirectory(base, name), self.deadline_s, now, remove, uid) is not None:
-            self.busy.add(directory)
+    def _remove(self, directory: str) -> None:
+        with suppress(OSError):
+            for name in os.listdir(directory):
+                os.unlink(f"{directory}/{name}")
+            os.rmdir(directory)
 
 
 log = logging.getLogger(__name__)
@@ -160,13 +126,15 @@ class Commands:
     def __post_init__(self) -> None:
         self.probes, self.logs, self.node = self.context.workers, self.context.logs, self.context.node
         self.sections, self.deadline_s = self.context.sections, self.context.settings.probe_deadline
-        self._directories = SwitchDirectories(self.probes, self.logs, self.deadline_s)
+        self.switches = OwnSwitches()
 
     def watch_jobs(self, watch: tuple[JobWatch, ...], now: float, running: frozenset[str] | None = None) -> None:
-        """The jobs that the controller wants watched get a directory for their kill switch."""
+        """The jobs that the controller wants watched; what is left of others goes. While it is not known which are
+        `running`, nothing is removed."""
         if self.logs.become_owner:
             self.context.jobs.awaiting_checkpoints &= {each.job_id for each in watch}
-            self._directories.update(watch, now, running)
+            if running is not None:
+                self.switches.clear(watch, running)
 
     @property
     def processes(self) -> tuple[Process, ...]:
@@ -268,6 +236,8 @@ class Commands:
             return self._start_collection(command, now)
         if isinstance(command, EndProcess):
             return self._start_ending(command, now)
+        if isinstance(command, GiveOrder | WithdrawOrder):
+            return self._pass_on(command, now)
         return self._start_kill_switch(command, now)
 
     def _start_stacks(self, command: DumpStacks, now: float, left_s: float) -> bool:
@@ -314,31 +284,40 @@ class Commands:
             raise Refused(problem)
         if fields is None:
             raise Refused("a kill switch says in one line of JSON who wrote it, why, and for which incident")
-        directory, uid = os.path.dirname(path), self._uid(command.uid)
+        uid = self._uid(command.uid)
         # Removing needs no job: it may have ended, and only a file that holds our very words is removed.
         if isinstance(command, WriteKillSwitch):
-            if command.uid != self._owner(command.job_id):
-                raise Refused(f"job {command.job_id} does not belong to uid {command.uid}")
-            self._check_restarts(command.job_id, command.restarts)
-            if directory in self._directories.busy:
-                return False
-            if problem := self._directories.problems.get(directory):
-                raise Refused(f"{directory} could not be made: {problem}")
+            self._check_run(command)
         kind = WriteSwitch if isinstance(command, WriteKillSwitch) else RemoveSwitch
-        request = kind(path=path, node=self.node, **{name: fields.get(name, "") for name in (*FIELDS, *ORDER_FIELDS)})
+        request = kind(path=path, node=self.node, **fields)
+        if path.startswith(f"{self.switches.base}/"):
+            self._answer_kill_switch(command, self.switches.do(request))
+            return True
         key = self.logs.key_of(path, uid)
         self._check_child(key, f"the filesystem of {path} has not answered", now)
-        then = partial(self._answer_kill_switch, command)
+
+        def then(answer: Answer[None]) -> None:
+            self._answer_kill_switch(command, answer.error)
+
         return self.probes.ask(key, request, self.deadline_s, now, then, uid) is not None
 
-    def _answer_kill_switch(self, command: WriteKillSwitch | RemoveKillSwitch, answer: Answer[None]) -> None:
-        kind, outcome = type(command).__name__, answer.error or "done"
+    def _answer_kill_switch(self, command: WriteKillSwitch | RemoveKillSwitch, error: str | None) -> None:
+        kind, outcome = type(command).__name__, error or "done"
         log.info("%s %s for job %s: %s", kind, command.path, command.job_id, outcome)
         if isinstance(command, RemoveKillSwitch):
             self.context.jobs.awaiting_checkpoints.discard(command.job_id)
-        elif answer.error is None and not os.path.basename(command.path).startswith(ORDER_PREFIX):
+        elif error is None:
             self.context.jobs.awaiting_checkpoints.add(command.job_id)
-        self._answer(command.id, answer.error)
+        self._answer(command.id, error)
+
+    def _pass_on(self, command: GiveOrder | WithdrawOrder, now: float) -> bool:
+        if isinstance(command, GiveOrder):
+            self._check_run(command)
+            self.context.supervisors.give(command.job_id, command.restarts, command.order, now)
+        else:
+            self.context.supervisors.withdraw(command.decision, now)
+        self._answer(command.id)
+        return True
 
     def _start_ending(self, command: EndProcess, now: float) -> bool:
         """A refusal is an answer like any other here: the caller has to know that nothing was sent."""
@@ -405,6 +384,12 @@ class Commands:
         if watch is None:
             raise Refused(f"job {job_id} is not known on {self.node}: Slurm has not listed it here yet")
         return watch.uid
+
+    def _check_run(self, command: WriteKillSwitch | GiveOrder) -> None:
+        """Raises Refused where the job is another user's, or in another run."""
+        if command.uid != self._owner(command.job_id):
+            raise Refused(f"job {command.job_id} does not belong to uid {command.uid}")
+        self._check_restarts(command.job_id, command.restarts)
 
     def _check_restarts(self, job_id: str, restarts: int) -> None:
         text = self.context.processes.environ_of(job_id).get("SLURM_RESTART_COUNT", "")

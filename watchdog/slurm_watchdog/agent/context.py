@@ -24,6 +24,7 @@ from slurm_watchdog.agent.proc.kmsg import KmsgFile
 from slurm_watchdog.agent.processes import identify
 from slurm_watchdog.agent.processes.delegated_proc import DelegatedFiles
 from slurm_watchdog.agent.processes.reader import ProcessReader
+from slurm_watchdog.agent.processes.supervisor_link import SupervisorLink
 from slurm_watchdog.agent.settings import Settings
 from slurm_watchdog.agent.workers.become_user import may_become_others, why_too_mighty
 from slurm_watchdog.agent.workers.pool import WorkerPool
@@ -37,6 +38,7 @@ from slurm_watchdog.agent.workers.request_types import (
 )
 from slurm_watchdog.agent.workers.spawner import HelperLink, is_usable
 from slurm_watchdog.base.mounts import read_mounts
+from slurm_watchdog.model.supervisor import AGENT_SOCKET
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +73,7 @@ def make_context(
     far = DelegatedFiles(workers) if helper is not None else None
     becomes = helper is not None or (not personal and may_become_others())
     logs = JobLogs(workers, read_mounts(), node, settings.log_patterns, become_owner=becomes, here=jobs)
+    processes = ProcessReader(workers, lambda: logs.mounts, files=far, owners=jobs.owners, read_seats=logs.seats)
     return CollectorContext(
         workers=workers,
         settings=settings,
@@ -79,9 +82,7 @@ def make_context(
         once=once,
         sections=Sections(),
         jobs=jobs,
-        processes=ProcessReader(
-            workers, lambda: logs.mounts, files=far, owners=jobs.owners, read_seats=logs.seats
-        ),
+        processes=processes,
         logs=logs,
         mounts=MountProber(
             workers, node, settings.mount_probe_interval, frozenset(settings.mount_probe_write), stagger=not once
@@ -89,6 +90,7 @@ def make_context(
         gpus=GpuReader(workers),
         orphan_gpu_processes=OrphanGpuProcesses(workers, settings.orphan_grace,
         links_of=far.devices_of if far else links_of),
+        supervisors=SupervisorLink("" if once or personal else AGENT_SOCKET, jobs, processes.table.entries),
         open_kernel_log=KmsgFile if helper is None else helper.open_kernel_log,
         kernel_log_position=before.kernel_log,
         keep_position=keep_position,

@@ -117,7 +117,8 @@ class Service:
     def wanted_at(self) -> float:
         """When `between` is to be called though nothing wakes it: a report out of turn is due then, or a dump."""
         report_at = self._ticked_at + OUT_OF_TURN_S if self._news else float("inf")
-        return min(report_at, self.agent.commands.due_at(), self.reload.due_at(clock.monotonic()))
+        link, reload_at = self.agent.context.supervisors, self.reload.due_at(clock.monotonic())
+        return min(report_at, self.agent.commands.due_at(), link.due_at(clock.monotonic()), reload_at)
 
     def tick(self, now: float) -> bool:
         """Makes a report and hands it to the sender; False if this tick could not see."""
@@ -170,9 +171,12 @@ class Service:
         go out at once."""
         self.agent.probes.check()
         self.agent.probes.poll(now)
+        link = self.agent.context.supervisors
+        loop.isolate("supervisors", partial(link.serve, now), None, loop.Isolated())
         self._take_replies(now)
         loop.isolate("commands", partial(self.agent.commands.advance, now), None, loop.Isolated())
-        self._news |= self.exits.any_ended(now) or self.agent.commands.has_results
+        self._news |= self.exits.any_ended(now) or self.agent.commands.has_results or link.has_news
+        link.has_news = False
         if self._news and now - self._ticked_at >= OUT_OF_TURN_S:
             self.tick(now)
         elif self.agent.sequence:
@@ -195,7 +199,8 @@ class Service:
 
     def wake_fds(self) -> list[int]:
         """Descriptors for which `between` is called when they can be read."""
-        return [self.sender.fileno(), *self.agent.probes.filenos(), *self.exits.filenos()]
+        others = (*self.exits.filenos(), *self.agent.context.supervisors.filenos(clock.monotonic()))
+        return [self.sender.fileno(), *self.agent.probes.filenos(), *others]
 
     def _take_replies(self, now: float) -> None:
         for reply in self.sender.replies():

@@ -34,12 +34,13 @@ WISH_VARIABLES = (
 """With which a job's owner says what he wants of the watchdog."""
 KILL_SWITCH_OPTION = "--kill-switch-path"
 """Beside the variables: what the rank's own command line says, which no variable can be called."""
+HEARTBEAT_VARIABLE = "SLURM_WATCHDOG_HEARTBEAT"  # Where `slurm_watchdog_hooks` says how far the training is.
 ENVIRONMENT = (
     *RANK_VARIABLES, *LOCAL_RANK_VARIABLES, *WORLD_SIZE_VARIABLES,
     "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_RESTART_COUNT", "SLURM_JOB_USER",
     "SLURM_SUBMIT_DIR", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "TORCHELASTIC_RUN_ID",
     "SLURM_WATCHDOG_JOB_ID", "SLURM_WATCHDOG_RESTARTS",
-    *WISH_VARIABLES,
+    HEARTBEAT_VARIABLE, *WISH_VARIABLES,
 )  # fmt: skip
 """All that is ever kept of a process's environment."""
 NEVER_A_RANK = frozenset(

@@ -7,25 +7,19 @@ from four values of a closed alphabet.
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
-KILL_SWITCH_BASE = "/run/slurm-watchdog/jobs"  # The helper makes directories in it, one a run, called JOB.RUN.
+KILL_SWITCH_BASE = "/run/slurm-watchdog/jobs"  # The agent makes directories in it, one a run, called JOB.RUN.
 FIELDS = ("by", "why", "incident", "decision")
 """What the line says: who wrote it, why, the ids of incident and decision. In this order."""
-RESUME_FIELD = "resume"
-LATER_FIELDS = (RESUME_FIELD,)  # Of an order; only where they are given, for earlier releases do not take them.
-ORDER_FIELDS = ("step", "start", "avoid", "grace", *LATER_FIELDS)
-"""What the line of an order to a supervisor says besides: see slurm_watchdog.model.supervisor."""
 MAX_FIELD = 300  # Characters of one value.
 MAX_PATH = 4096  # linux/limits.h
 PROGRAM_PLACES = frozenset({"bin", "sbin", "libexec", "cron.d", "profile.d", "autostart", "site-packages"})
 """Directories whose files are run by their place: a switch has no business there."""
 _NOT_ALLOWED = re.compile(r"[^A-Za-z0-9 .,:_/-]")
-HEARTBEAT = "heartbeat"  # Beside the kill switch: where `slurm_watchdog_hooks` says how far the training is.
 RUN_NAME = re.compile(r"[0-9]{1,10}\.[0-9]{1,6}")
 
 
@@ -35,35 +29,20 @@ def clean_field(text: object) -> str:
 
 
 def compose_line(fields: Mapping[str, object]) -> str:
-    """The line, with its end of line, of the values in `fields` by name; one that is missing is empty, and those of
-    an order are there only if one of them is given."""
-    names = (*FIELDS, *ORDER_FIELDS) if any(fields.get(name) for name in ORDER_FIELDS) else FIELDS
-    given = (name for name in names if name not in LATER_FIELDS or fields.get(name))
-    pairs = (f'"{name}": "{clean_field(fields.get(name, ""))}"' for name in given)
+    """The line, with its end of line, of the values in `fields` by name; one that is missing is empty."""
+    pairs = (f'"{name}": "{clean_field(fields.get(name, ""))}"' for name in FIELDS)
     return f"{{{', '.join(pairs)}}}\n"
 
 
 def parse_line(line: str) -> dict[str, str] | None:
-    """The values that a line holds, of an earlier release's, too; None if it is no kill switch of ours."""
+    """The values that a line holds; None if it is no kill switch of ours."""
     try:
         value = msgspec.json.decode(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict) or not value.keys() <= {*FIELDS, *ORDER_FIELDS} or not value.get("by"):
+    if not isinstance(value, dict) or not value.keys() <= {*FIELDS} or not value.get("by"):
         return None
-    names = (*FIELDS, *(name for name in ORDER_FIELDS if name in value))
-    return {name: str(value.get(name, ""))[:MAX_FIELD] for name in names}
-
-
-def heartbeat_beside(kill_switch: str, job_id: str, restarts: int) -> str | None:
-    """Path of a run's heartbeat: beside its kill switch, where that has a directory of this very run; None elsewhere.
-
-    Such a directory is the owner's alone, so no one else writes the heartbeat, and no earlier run has left one.
-    """
-    directory, name = posixpath.split(kill_switch)
-    run = f"{job_id}.{restarts}"
-    mine = name and posixpath.basename(directory) in (run, f"kill-{run}")
-    return f"{directory}/{HEARTBEAT}" if mine else None
+    return {name: str(value.get(name, ""))[:MAX_FIELD] for name in FIELDS}
 
 
 def is_absolute_path(path: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.evidence import NodeEvidence, ProcessStack
 from slurm_watchdog.model.observations import MountProbe, ProcessOnGpu
+from slurm_watchdog.model.supervisor import RestartOrder
 
 
 class JobCommand(Struct):
@@ -51,6 +52,20 @@ class RemoveKillSwitch(KillSwitchCommand, tag="remove_kill_switch"):
     expires_s: float = 300.0
 
 
+class GiveOrder(JobCommand, tag="give_order"):
+    """Hand an order to the supervisor of one run of a job, now or when it connects within ORDER_LIFETIME_S."""
+
+    restarts: int
+    uid: int
+    order: RestartOrder
+
+
+class WithdrawOrder(JobCommand, tag="withdraw_order"):
+    """Hand that order to no one any more; a supervisor that has it and has not begun drops it."""
+
+    decision: str
+
+
 class EndProcess(ProcessOnGpu, tag="end_process"):
     """One signal to one process that holds a GPU and whose job is over; or only a look at what became of it.
 
@@ -75,7 +90,16 @@ class CollectEvidence(JobCommand, tag="collect_evidence"):
     only_ras: bool = False  # Nothing else is gathered: another node was to ask, and could not.
 
 
-Command = DumpStacks | ProbeMount | WriteKillSwitch | RemoveKillSwitch | CollectEvidence | EndProcess
+Command = (
+    DumpStacks
+    | ProbeMount
+    | WriteKillSwitch
+    | RemoveKillSwitch
+    | GiveOrder
+    | WithdrawOrder
+    | CollectEvidence
+    | EndProcess
+)
 
 
 class ProcessEnd(Struct):

@@ -17,7 +17,7 @@ from typing import NoReturn
 from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.model.kill_switch import heartbeat_beside
+from slurm_watchdog.knowledge.launchers import HEARTBEAT_VARIABLE
 from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.slurm_states import OVER, REQUEUED
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused
@@ -55,9 +55,10 @@ class LocalLauncher(Launcher):
     async def environment(self, placement: Placement, starts: int) -> dict[str, str]:
         path = Path(self._kill_switch.replace("{job_id}", self._job_id).replace("{restarts}", str(starts)))
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        heartbeat = heartbeat_beside(str(path), self._job_id, starts)
         own = {"SLURM_WATCHDOG_JOB_ID": self._job_id, "SLURM_WATCHDOG_KILL_SWITCH": str(path)}
-        own |= {"SLURM_WATCHDOG_HEARTBEAT": heartbeat} if heartbeat else {}
+        run = f"{self._job_id}.{starts}"
+        if path.parent.name in (run, f"kill-{run}"):  # a directory of this start, which holds no other heartbeat
+            own[HEARTBEAT_VARIABLE] = f"{path.parent}/heartbeat"
         return await super().environment(placement, starts) | ({} if self.has_steps else ONE_RANK) | own
 
     @contextlib.contextmanager

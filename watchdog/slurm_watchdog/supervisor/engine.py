@@ -22,7 +22,7 @@ from slurm_watchdog.supervisor.parent import ENDING_SIGNALS
 from slurm_watchdog.supervisor.placement import Placement
 from slurm_watchdog.supervisor.state import Action, Phase, Settings
 
-POLL_S = 0.5  # Between two looks for orders: each is a list of a small directory in memory, a tenth of a millisecond.
+POLL_S = 0.5  # Between two looks at what ends, and at the kill switch.
 QUICK_POLL_S = 0.2  # While something is under way.
 STEP_FIRST_S = 0.3
 STEP_MOST_S = 30.0

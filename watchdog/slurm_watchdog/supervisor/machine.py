@@ -223,7 +223,7 @@ def beside(run: Run, now: float, wall: float, pid: int) -> Next:
 
 
 def ordered(run: Run, now: float, wall: float, order: RestartOrder, written_at: float) -> Next:
-    """An order was found; `written_at`: since the epoch, as its file says."""
+    """An order came; `written_at`: since the epoch, when the agent got it."""
     age_s = wall - written_at
     if order.decision in run.seen:
         return run, ()

@@ -1,6 +1,5 @@
-"""The supervisor of a batch script's command, and the files between it and the controller: orders and the kill switch
-are read, the status is written. Their directory is made by the node's agent, some seconds after the job's start; it
-lies in memory (tmpfs), and always answers."""
+"""The supervisor of a batch script's command: over its connection to the node's agent it sends its status and gets
+orders; the kill switch is a file."""
 
 from __future__ import annotations
 
@@ -8,32 +7,19 @@ import asyncio
 import contextlib
 import os
 import signal
-import stat
 import subprocess
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.process_setup import set_name
-from slurm_watchdog.model.kill_switch import HEARTBEAT, parse_line
-from slurm_watchdog.model.supervisor import (
-    MAX_STATUS_BYTES,
-    ORDER_PREFIX,
-    STATUS_FILE,
-    WRITE_EVERY_S,
-    RestartOrder,
-    SupervisorState,
-    SupervisorStatus,
-    order_in,
-    parse_status,
-    run_directory,
-)
+from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, parse_line
+from slurm_watchdog.model.supervisor import AGENT_SOCKET, WRITE_EVERY_S, FromAgent, SupervisorStatus, run_directory
 from slurm_watchdog.slurm.node_names import fold_nodes
 from slurm_watchdog.supervisor import machine
+from slurm_watchdog.supervisor.agent_link import AgentLink
 from slurm_watchdog.supervisor.allocation import Allocation, node_count
 from slurm_watchdog.supervisor.endings import MARK, TAIL_BYTES
 from slurm_watchdog.supervisor.engine import Supervisor
@@ -74,6 +60,8 @@ class Voice:
 
 NAME = "slurm-watchdog"
 """Of this process: it is in the batch step as the ranks may be, and no rank (knowledge.launchers.NEVER_A_RANK)."""
+NO_AGENT_S = 60.0
+"""Without a connection after so long no one is thought to watch: a dozen of the agent's ticks of 5 s. A judgement."""
 ERROR_OF_OURS = 70  # sysexits.h: EX_SOFTWARE
 SAME_SIGNAL_S = 1.0  # What Slurm sends to all processes of a batch script comes to us twice: once through our parent.
 
@@ -94,14 +82,6 @@ NO_AGENT = (
     "no agent has been seen on this node: only a command that fails is started again; `slurm-watchdog run --alone` "
     "watches for hangs itself"
 )
-
-
-def is_supervisor(pid: int) -> bool:
-    """Whether this process is one of this user."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip() == NAME and os.stat(f"/proc/{pid}").st_uid == os.getuid()
-    except OSError:
-        return False
 
 
 def supervise(wanted: Wanted, allocation: Allocation, environ: Mapping[str, str]) -> int:
@@ -132,18 +112,20 @@ async def _run(settings: Settings, launcher: Launcher, environ: Mapping[str, str
 
 
 class JobSupervisor(Supervisor):
-    """In a batch script: orders and the kill switch are files that the node's agent writes."""
+    """In a batch script: orders come from the node's agent."""
 
     def __init__(self, settings: Settings, launcher: Launcher, environ: Mapping[str, str], command: SharedPid):
-        self._directory = run_directory(settings.allocation.job_id, settings.allocation.restarts)
-        super().__init__(settings, launcher, [*log_files(), f"{self._directory}/{HEARTBEAT}"])
-        self._switch = environ.get("SLURM_WATCHDOG_KILL_SWITCH") or f"{self._directory}/kill"
+        heartbeat = environ.get("SLURM_WATCHDOG_HEARTBEAT", "")
+        super().__init__(settings, launcher, [*log_files(), *([heartbeat] if heartbeat else [])])
+        directory = run_directory(settings.allocation.job_id, settings.allocation.restarts)
+        self._switch = environ.get("SLURM_WATCHDOG_KILL_SWITCH") or f"{directory}/kill"
+        self.link = AgentLink(AGENT_SOCKET, settings.allocation.restarts, self._hear)
         self._voice, self._command = Voice(), command
         if self._voice.child is not None:
             launcher.helpers.add(self._voice.child.pid)
         self._signalled_at = dict[int, float]()
-        self._written: SupervisorStatus | None = None
-        self._written_at = 0.0
+        self._said: SupervisorStatus | None = None
+        self._said_at = 0.0
         self._missed_at: float | None = clock.monotonic() + NO_AGENT_S
         """When an agent is missing; None: one has been seen, or was said to be missing."""
 
@@ -153,7 +135,7 @@ class JobSupervisor(Supervisor):
         for number in SIGNALS:
             loop.add_signal_handler(number, self._signalled, number)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        self._look_beside()
+        self._spawn(self.link.keep())
         await self._prepare()
         self._changed()
         while self._run.phase is not Phase.OVER:
@@ -170,31 +152,23 @@ class JobSupervisor(Supervisor):
             self._tell(machine.event(machine.asked, number, number in ENDING_SIGNALS))
 
     def _poll(self) -> None:
-        # Said once, for the directory lies there wherever the package is installed.
-        if self._missed_at is not None and (os.path.isdir(self._directory) or clock.monotonic() >= self._missed_at):
-            if not os.path.isdir(self._directory):
+        if self._missed_at is not None and (self.link.was_connected or clock.monotonic() >= self._missed_at):
+            if not self.link.was_connected:
                 self._say(NO_AGENT)
             self._missed_at = None
-        self._look_beside()
-        for order, written_at in read_orders(self._directory):
-            if order.decision not in self._run.seen:
-                self._tell(machine.event(machine.ordered, order, written_at))
         super()._poll()
 
-    def _look_beside(self) -> None:
-        """Another `run` of this job, which writes the same file: found by what it has written there last."""
-        known = self._run.beside
-        pid = known if known and is_supervisor(known) else other_writer(self._directory, os.getpid(), is_supervisor)
-        if pid != known:
-            self._tell(machine.event(machine.beside, pid))
+    def _hear(self, said: FromAgent) -> None:
+        if said.beside is not None and said.beside != self._run.beside:
+            self._tell(machine.event(machine.beside, said.beside))
+        if said.order is not None and said.order.decision not in self._run.seen:
+            self._tell(machine.event(machine.ordered, said.order, said.given_at))
 
     def _changed(self) -> None:
         status, now = status_of(self._run, os.getpid()), clock.monotonic()
-        if self._run.beside and self._run.phase is Phase.OVER:
-            return  # the file is the other one's now
-        if status != self._written or now - self._written_at >= WRITE_EVERY_S:
-            write_status(self._directory, status)
-            self._written, self._written_at = status, now
+        if status != self._said or now - self._said_at >= WRITE_EVERY_S:
+            self.link.say(status)
+            self._said, self._said_at = status, now
 
     def _say(self, text: str) -> None:
         self._voice.say(text)
@@ -204,11 +178,7 @@ class JobSupervisor(Supervisor):
         more = f", with {RESUME_FROM}={resume_from}" if resume_from else ""
         self._say(f"{MARK.partition(': ')[2]}{self._run.starts} on {fold_nodes(placement.nodes)}{spares}{more}")
         if self._run.order is not None and await self._is_switched():  # by which the start would end at once
-            if os.path.dirname(self._switch) == self._directory:
-                with contextlib.suppress(OSError):
-                    os.unlink(self._switch)
-            else:
-                await self.launcher.ask.run("rm", "-f", "--", self._switch, deadline_s=FILE_S)
+            await self.launcher.ask.run("rm", "-f", "--", self._switch, deadline_s=FILE_S)
         await super()._begin(placement, in_batch, resume_from)
 
     def _begun(self, pid: int) -> None:
@@ -219,10 +189,10 @@ class JobSupervisor(Supervisor):
             self._command.value = 0
 
     async def _is_switched(self) -> bool:
-        """Whether the kill switch is there, and ours. In a directory of our own it is read at once, on a machine under
-        load, too: a command that has left by it would be taken for one that has ended well. Elsewhere it may lie on any
+        """Whether the kill switch is there, and ours. The agent's own file is read at once, on a machine under load,
+        too: a command that has left by it would be taken for one that has ended well. Elsewhere it may lie on any
         filesystem."""
-        if os.path.dirname(self._switch) == self._directory:
+        if self._switch.startswith(f"{KILL_SWITCH_BASE}/"):
             return is_our_switch(self._switch)
         answer = await self.launcher.ask.run("head", "-c", "4096", "--", self._switch, deadline_s=FILE_S)
         return answer.code == 0 and parse_line(answer.output) is not None
@@ -233,64 +203,9 @@ class JobSupervisor(Supervisor):
         return (await self.launcher.ask.run(*argv, deadline_s=FILE_S)).output if path else ""
 
 
-# ------------------------------------------------------------------------------------ files
-
-MAX_ORDER_BYTES = 4096
-MAX_ORDERS = 256  # Of one look: a directory of more is not the controller's work.
-NO_AGENT_S = 60.0
-"""After so long without that directory no one is thought to watch: a dozen of the agent's ticks of 5 s. A judgement."""
-
-
-def other_writer(directory: str, own_pid: int, lives: Callable[[int], bool]) -> int:
-    """The process of another supervisor that has written the status last, and lives; 0: there is none."""
-    try:
-        status = parse_status(_read_own(os.path.join(directory, STATUS_FILE), MAX_STATUS_BYTES + 1)[0])
-    except (OSError, ValueError):
-        return 0
-    over = status.state is SupervisorState.OVER or status.pid in (0, own_pid)
-    return status.pid if not over and lives(status.pid) else 0
-
-
-def read_orders(directory: str) -> list[tuple[RestartOrder, float]]:
-    """The orders that lie there, each with the time when it was written (since the epoch), oldest first; what is none,
-    or is still being written, is left out."""
-    found: list[tuple[RestartOrder, float]] = []
-    with contextlib.suppress(OSError):
-        for name in sorted(os.listdir(directory))[: 4 * MAX_ORDERS]:
-            if name.startswith(ORDER_PREFIX) and len(found) < MAX_ORDERS:
-                with contextlib.suppress(OSError, ValueError):
-                    data, written_at = _read_own(os.path.join(directory, name), MAX_ORDER_BYTES)
-                    found.append((order_in(parse_line(data.decode(errors="replace")) or {}), written_at))
-    return sorted(found, key=lambda each: each[1])
-
-
 def is_our_switch(path: str) -> bool:
-    """Whether a kill switch of ours lies in that directory."""
+    """Whether a kill switch of ours lies there, in memory."""
     try:
-        return parse_line(_read_own(path, MAX_ORDER_BYTES)[0].decode(errors="replace")) is not None
-    except (OSError, ValueError):
+        return parse_line(Path(path).read_text(errors="replace")) is not None
+    except OSError:
         return False
-
-
-def _read_own(path: str, most: int) -> tuple[bytes, float]:
-    """(what a file of ours or of root's holds, when it was written). Raises OSError, ValueError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        facts = os.fstat(fd)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_uid not in (os.getuid(), 0):
-            raise ValueError("another user's, or not a file")
-        return os.read(fd, most), facts.st_mtime
-    finally:
-        os.close(fd)
-
-
-def write_status(directory: str, status: SupervisorStatus) -> None:
-    """Replaces the status; nothing where there is no directory yet, or no room."""
-    data = msgspec.json.encode(status)
-    if len(data) > MAX_STATUS_BYTES:
-        data = msgspec.json.encode(msgspec.structs.replace(status, nodes=(), spares=()))
-    place = Path(directory)
-    temporary = place / f".{STATUS_FILE}.new"
-    with contextlib.suppress(OSError):
-        temporary.write_bytes(data)
-        temporary.replace(place / STATUS_FILE)

@@ -153,13 +153,13 @@ _STATES = {
 
 
 def status_of(run: Run, pid: int) -> SupervisorStatus:
-    """What the status file says."""
+    """What is said to the agent."""
     nodes = run.settings.allocation.nodes
     said = SupervisorStatus(
         protocol=PROTOCOL, state=SupervisorState.STARTING, pid=pid, restarts_left=max(0, run.restarts_left),
         beside=run.beside, order=run.answered, answer=run.answer, words=run.words[:1000],
     )  # fmt: skip
-    if run.beside:  # two write this file: what one says of its command is not what the other says
+    if run.beside:  # what one says of its command is not what the other says
         return said
     return replace(
         said, state=_STATES.get(run.phase, SupervisorState.RUNNING if run.steps else SupervisorState.STARTING),

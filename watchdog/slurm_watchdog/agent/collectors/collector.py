@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from slurm_watchdog.agent.proc.kmsg import KmsgFile
     from slurm_watchdog.agent.processes.jobs_here import JobsHere
     from slurm_watchdog.agent.processes.reader import ProcessReader
+    from slurm_watchdog.agent.processes.supervisor_link import SupervisorLink
     from slurm_watchdog.agent.workers.pool import WorkerPool
     from slurm_watchdog.config.agent import Agent
 
@@ -61,6 +62,7 @@ class CollectorContext:
     mounts: MountProber
     gpus: GpuReader
     orphan_gpu_processes: OrphanGpuProcesses
+    supervisors: SupervisorLink
     open_kernel_log: Callable[[str], KmsgFile]
     kernel_log_position: int | None = None  # How far an agent before this one has read it.
     keep_position: Callable[[int, float], None] = lambda position, now: None  # Is given it, and now, when it changes.

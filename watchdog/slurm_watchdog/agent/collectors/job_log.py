@@ -11,6 +11,7 @@ Never: a log as root: the child becomes the job's owner
 from __future__ import annotations
 
 from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec
+from slurm_watchdog.knowledge.launchers import HEARTBEAT_VARIABLE
 from slurm_watchdog.model.report import LogSection, ProcessSection
 
 
@@ -25,7 +26,8 @@ class JobLogCollector(Collector):
         """What happened in the logs of all jobs that have processes here, or are watched."""
         processes = self.sections.of(ProcessSection).processes
         jobs = {process.job_id for process in processes} | set(self._logs.jobs)
-        environs = {job_id: self.context.processes.environ_of(job_id) for job_id in jobs}
+        known = self.context.processes
+        environs = {each: {**known.environ_of(each), HEARTBEAT_VARIABLE: known.heartbeat_of(each)} for each in jobs}
         rows, events, dropped = self._logs.collect(now, processes, environs, self.deadline_s)
         return LogSection(logs=rows, events=events, events_dropped=dropped)
 

@@ -13,15 +13,13 @@ import msgspec
 from slurm_watchdog.agent.files.safe_open import open_directory
 from slurm_watchdog.agent.workers.request_types import (
     KillSwitch,
-    PrepareDirectory,
     ProbeDirectory,
-    SwitchDirectory,
     WorkerState,
 )
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import closing, describe, opened
 from slurm_watchdog.base.mounts import mount_of, read_mounts
-from slurm_watchdog.model.kill_switch import compose_line, parse_line
+from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.observations import MountProbe
 
 BLOCK = b"slurm-watchdog probe\n".ljust(4096, b"\0")
@@ -36,8 +34,6 @@ the filesystem."""
 AT_FDCWD, AT_STATX_FORCE_SYNC, STATX_BASIC_STATS = -100, 0x2000, 0x7FF  # linux/fcntl.h, linux/stat.h
 STATX_BYTES = 256
 MAX_CONTENT = 64 * 1024
-MAX_LEFT = 5000  # Rounds of emptying a directory: as deep as it may be where a filesystem of 4,000 inodes is mounted.
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -145,7 +141,7 @@ def write_kill_switch(request: KillSwitch, worker: WorkerState) -> None:
         try:
             os.link(temporary, name, src_dir_fd=where, dst_dir_fd=where, follow_symlinks=False)
         except FileExistsError:
-            if not _is_ours(name, where, data):
+            if _content(name, where) != data:
                 raise FileExistsError(errno.EEXIST, "a kill switch that is not ours is there", request.path) from None
         except (PermissionError, NotImplementedError):  # no hard links on this filesystem
             _create(name, where, data)
@@ -155,6 +151,7 @@ def write_kill_switch(request: KillSwitch, worker: WorkerState) -> None:
 
 def _create(name: str, where: int, data: bytes) -> None:
     with opened(name, _NEW_FILE | os.O_WRONLY, where, 0o644) as fd:
+        os.fchmod(fd, 0o644)  # whatever the umask: in the default place the job is another user than its writer
         os.write(fd, data)
         os.fsync(fd)
 
@@ -167,17 +164,8 @@ def remove_kill_switch(request: KillSwitch, worker: WorkerState) -> None:
     data = compose_line(msgspec.structs.asdict(request)).encode()
     # NotADirectoryError: also for a link; we wrote below a directory.
     with suppress(FileNotFoundError, NotADirectoryError), closing(open_directory(directory)) as where:
-        if _is_ours(name, where, data):
+        if _content(name, where) == data:
             _forget(name, where)
-
-
-def _is_ours(name: str, where: int, data: bytes) -> bool:
-    """Whether the file says what `data` says, also as an earlier release has written it."""
-    found = _content(name, where)
-    if found is None or found == data:
-        return found == data
-    fields = parse_line(found.decode(errors="replace"))
-    return fields is not None and compose_line(fields).encode() == data
 
 
 def _content(name: str, where: int) -> bytes | None:
@@ -192,72 +180,3 @@ def _content(name: str, where: int) -> bytes | None:
 def _forget(name: str, where: int) -> None:
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=where)
-
-
-def prepare_directory(request: PrepareDirectory, worker: WorkerState) -> None:
-    """Makes `base`/`name` ready for the kill switch of user `uid`: root's directories above it, his own at the end.
-    Runs as root or as the helper, whose `base` is, and below `base` only, whose parents no one but root can write.
-    Raises OSError."""
-    os.makedirs(request.base, mode=0o755, exist_ok=True)
-    with opened(request.base, _DIRECTORY) as base:
-        with suppress(FileExistsError):
-            os.mkdir(request.name, 0o755, dir_fd=base)
-        with opened(request.name, _DIRECTORY, base) as inner:
-            if os.fstat(inner).st_uid != request.uid:
-                os.fchmod(inner, 0o755)  # before it is his: then only he may
-                os.fchown(inner, request.uid, -1)
-
-
-def empty_directory(request: SwitchDirectory, worker: WorkerState) -> None:
-    """Removes whatever a job has left in `base`/`name`, as its owner, after its end: that place is in memory, and
-    everybody's. No link is followed, and nothing recursive: what lies deeper is moved up first, however deep it is.
-    Raises OSError."""
-    try:
-        with opened(request.base, _DIRECTORY) as base:
-            where = _open_own(request.name, base)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    with closing(where):
-        for _ in range(MAX_LEFT):
-            names = os.listdir(where)
-            if not names:
-                return
-            for name in names:
-                _remove_or_lift(name, where)
-        raise OSError(errno.ENOTEMPTY, f"after {MAX_LEFT} rounds there is something left in it")
-
-
-def _remove_or_lift(name: str, where: int) -> None:
-    """Removes a file, or a directory whose entries are moved one level up: the next round finds them."""
-    try:
-        os.unlink(name, dir_fd=where)
-        return
-    except FileNotFoundError:
-        return
-    except (IsADirectoryError, PermissionError):
-        pass
-    try:
-        inner = _open_own(name, where)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    with closing(inner):
-        for each in os.listdir(inner):
-            os.rename(each, f"left.{os.urandom(8).hex()}", src_dir_fd=inner, dst_dir_fd=where)
-    os.rmdir(name, dir_fd=where)
-
-
-def _open_own(name: str, where: int) -> int:
-    """The directory `name` of `where`, opened up for its owner, who may have closed it. Raises OSError."""
-    with opened(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, where) as found:
-        if os.fstat(found).st_uid == os.geteuid():
-            os.chmod(f"/proc/self/fd/{found}", 0o700)
-        return os.open(f"/proc/self/fd/{found}/.", _DIRECTORY)
-
-
-def remove_directory(request: SwitchDirectory, worker: WorkerState) -> None:
-    """Removes `base`/`name` after the job's end, if it is empty: see `empty_directory`."""
-    try:
-        os.rmdir(os.path.join(request.base, request.name))
-    except OSError as problem:
-        if problem.errno not in (errno.ENOENT, errno.ENOTEMPTY):
-            raise

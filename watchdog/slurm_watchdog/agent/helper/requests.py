@@ -1,15 +1,13 @@
 """Requests that a worker with rights serves: a closed table, checked in that worker, whatever the agent sends.
 
-Two kinds. What is done with the helper's own rights reads other users' processes and the kernel's log, and
-makes the directory of a kill switch: it gets numbers of processes, and no path but those two. It signals a
-process in one case alone, and finds out for itself whether it is that: one on a GPU whose job is over. What
-touches files is done as the files' owner, who is an ordinary user with processes on this node, and never root:
-whatever path it gets, it can do no more than that user.
+Two kinds. What is done with the helper's own rights reads other users' processes and the kernel's log: it gets numbers
+of processes, and no path. It signals a process in one case alone, and finds out for itself whether it is that: one on a
+GPU whose job is over. What touches files is done as the files' owner, who is an ordinary user with processes on this
+node, and never root: whatever path it gets, it can do no more than that user.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,15 +17,12 @@ import msgspec
 from slurm_watchdog.agent.checkpoints import scan
 from slurm_watchdog.agent.evidence import found_files, last_lines, nccl_ras, process_state, stacks
 from slurm_watchdog.agent.files import as_owner
-from slurm_watchdog.agent.files.safe_open import open_log
 from slurm_watchdog.agent.logs import follow
 from slurm_watchdog.agent.processes import identify, open_mounts, terminate, thread_calls
-from slurm_watchdog.agent.workers.answer_types import SupervisorFile
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.child import Function
 from slurm_watchdog.agent.workers.request_types import (
     DumpProcessStacks,
-    EmptyDirectory,
     FindFiles,
     FindListeners,
     Follow,
@@ -38,13 +33,10 @@ from slurm_watchdog.agent.workers.request_types import (
     ListMounts,
     ListOpenLogs,
     ListOpenMounts,
-    PrepareDirectory,
     ProbeDirectory,
     ReadProcessStates,
     ReadSharedMemory,
-    ReadSupervisors,
     ReadThreads,
-    RemoveDirectory,
     RemoveSwitch,
     Request,
     ResolveCalls,
@@ -53,29 +45,7 @@ from slurm_watchdog.agent.workers.request_types import (
     WorkerState,
     WriteSwitch,
 )
-from slurm_watchdog.base import clock
-from slurm_watchdog.base.descriptors import closing, describe
 from slurm_watchdog.model.kill_switch import problem_of_path
-from slurm_watchdog.model.supervisor import MAX_STATUS_BYTES, STATUS_FILE, parse_status
-
-
-def read_supervisors(request: ReadSupervisors, worker: WorkerState) -> dict[str, SupervisorFile]:
-    """The status in the directory of each run that has one."""
-    found = {}
-    for name in request.names:
-        try:
-            with closing(open_log(f"{request.base}/{name}/{STATUS_FILE}")) as fd:
-                data = os.read(fd, MAX_STATUS_BYTES + 1)
-                age_s = max(0.0, clock.wall() - os.fstat(fd).st_mtime)
-            found[name] = SupervisorFile(status=parse_status(data), age_s=age_s)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            found[name] = SupervisorFile(error=describe(error))
-        except ValueError as problem:
-            found[name] = SupervisorFile(error=str(problem))
-    return found
-
 
 MAX_REQUEST = 2 << 20  # Bytes. The longest is a look at checkpoints, which carries back what the last one saw.
 
@@ -112,15 +82,11 @@ TASKS = tasks_by_name(
     Task(FindListeners, nccl_ras.find_listeners),
     Task(SignalProcess, terminate.end_process),
     Task(LastKernelLines, last_lines.last_kernel_lines),
-    Task(PrepareDirectory, as_owner.prepare_directory),
-    Task(EmptyDirectory, as_owner.empty_directory, as_owner=True, of_anybody=True),
-    Task(RemoveDirectory, as_owner.remove_directory),
     Task(Follow, follow.follow, as_owner=True),
     Task(LastLines, last_lines.last_lines, as_owner=True),
     Task(FindFiles, found_files.find_files, as_owner=True),
     Task(ScanCheckpoints, scan.scan_checkpoints, as_owner=True),
     Task(ProbeDirectory, as_owner.probe_mount, as_owner=True),
-    Task(ReadSupervisors, read_supervisors, as_owner=True),
     Task(WriteSwitch, as_owner.write_kill_switch, as_owner=True),
     Task(RemoveSwitch, as_owner.remove_kill_switch, as_owner=True, of_anybody=True),
 )

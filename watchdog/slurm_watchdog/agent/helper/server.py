@@ -25,6 +25,7 @@ from slurm_watchdog.agent.proc.kmsg import KERNEL_LOG, KmsgFile
 from slurm_watchdog.agent.workers.child import decode, encode, fork_worker, say_no_start
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.descriptors import describe
+from slurm_watchdog.base.refusals import MAX_REFUSAL, Refusals
 from slurm_watchdog.identity.transport import peer_of
 
 log = logging.getLogger(__name__)
@@ -38,31 +39,6 @@ STARTS_PER_S = 50  # And as many at once: an agent that starts looks at every mo
 ROUND_S = 10.0  # Between two signs of life while no one asks for anything.
 HERE_S = 3600.0  # So long after his last process was seen a user's files may be looked at, for a job's last words.
 MAX_USERS = 4096
-REFUSALS_SHOWN = 10  # In a minute; the others are counted.
-MAX_REFUSAL = 500
-
-
-@dataclass
-class Refusals:
-    """Counts what was refused, and says some of it."""
-
-    total: int = 0
-    _minute: float = float("-inf")
-    _shown: int = 0
-    _silent: int = 0
-
-    def add(self, reason: str, now: float) -> None:
-        """Notes one."""
-        self.total += 1
-        if now - self._minute >= 60.0:
-            if self._silent:
-                log.warning("%d more requests were refused in the minute before", self._silent)
-            self._minute, self._shown, self._silent = now, 0, 0
-        if self._shown < REFUSALS_SHOWN:
-            self._shown += 1
-            log.warning("refused: %s", reason[:MAX_REFUSAL].encode("unicode_escape").decode())
-        else:
-            self._silent += 1
 
 
 @dataclass

@@ -27,8 +27,8 @@ from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base.mounts import Mount, MountNews, mount_of
 from slurm_watchdog.base.redact import mask_words
 from slurm_watchdog.base.structs import only
+from slurm_watchdog.knowledge.launchers import HEARTBEAT_VARIABLE
 from slurm_watchdog.knowledge.ray_train import WorkerRank, speaker_of
-from slurm_watchdog.model.kill_switch import HEARTBEAT, heartbeat_beside
 from slurm_watchdog.model.observations import BY_SLURM, Event, EventKind, LogFile, Process
 from slurm_watchdog.model.protocol import JobWatch
 
@@ -188,7 +188,7 @@ class JobLogs:
 
     def _paths(self, job_id: str, environ: Mapping[str, str]) -> list[str]:
         watch = self.watch.get(job_id)
-        paths = self._heartbeat(watch) + list(watch.log_paths) if watch else []
+        paths = self._heartbeat(job_id, environ) + list(watch.log_paths) if watch else []
         values = {"job_id": job_id, "node": self.node}
         if environ.get("SLURM_JOB_USER"):
             values["user"] = environ["SLURM_JOB_USER"]
@@ -212,13 +212,10 @@ class JobLogs:
         job.left_out = named[MAX_FILES:]
         return named[:MAX_FILES]
 
-    def _heartbeat(self, watch: JobWatch) -> list[str]:
+    def _heartbeat(self, job_id: str, environ: Mapping[str, str]) -> list[str]:
         """The heartbeat of the run, before any log; it is looked for like a pattern, for most have none."""
-        path = heartbeat_beside(watch.kill_switch, watch.job_id, watch.restarts)
-        if path is None:
-            return []
-        pattern = f"{glob.escape(path.removesuffix(HEARTBEAT))}[{HEARTBEAT[0]}]{HEARTBEAT[1:]}"
-        return self.jobs[watch.job_id].found.setdefault(pattern, [])
+        path = environ.get(HEARTBEAT_VARIABLE, "")
+        return self.jobs[job_id].found.setdefault(glob.escape(path), []) if path.startswith("/") else []
 
     # -- reading them ------------------------------------------------------------------------------------------
 
@@ -259,7 +256,7 @@ class JobLogs:
         ]
         self.probes.settle(SETTLE_S, [request for request in requests if request is not None])
         for key in self.probes.names():
-            if key.startswith("files:") and not any(key == planned for planned, _ in plan) and not key.endswith(":0"):
+            if key.startswith("files:") and not any(key == planned for planned, _ in plan):
                 self.probes.retire(key)  # closes what it held open: a filesystem must stay unmountable
         self._taken = {key: token for key, token in self._taken.items() if any(key == k for k, _ in plan)}
         return followed, hung

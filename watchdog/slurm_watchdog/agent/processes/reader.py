@@ -38,6 +38,7 @@ from slurm_watchdog.agent.workers.become_user import CAP_SYS_PTRACE, capabilitie
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.base.mounts import Mount
+from slurm_watchdog.knowledge.launchers import HEARTBEAT_VARIABLE
 from slurm_watchdog.knowledge.ray_train import WorkerRank
 from slurm_watchdog.knowledge.syscalls import PATH_ARGUMENT
 from slurm_watchdog.model.observations import BY_SLURM, Blocked, Process, Role
@@ -175,6 +176,11 @@ class ProcessReader:
         """The known variables of some process of the job's owner; empty if nothing is known."""
         found = (entry.known.environ or {} for entry in self._speakers_of(job_id))
         return next((environ for environ in found if "SLURM_JOB_ID" in environ), {})
+
+    def heartbeat_of(self, job_id: str) -> str:
+        """Where a rank of the job says how far it is; empty if it has no such place."""
+        ranks = self._speakers_of(job_id, ranks=True)
+        return next((path for entry in ranks if (path := (entry.known.environ or {}).get(HEARTBEAT_VARIABLE))), "")
 
     def _speakers_of(self, job_id: str, ranks: bool = False) -> Iterator[Entry]:
         """Processes (or ranks alone) that speak for the job: the owner's, in no one else's program."""

@@ -10,7 +10,6 @@ from msgspec import UNSET, UnsetType
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.observations import CallTarget, Checkpoint, Event, Gpu, GpuHealth, Link, LogFile
-from slurm_watchdog.model.supervisor import SupervisorStatus
 
 
 class IdentifiedProcess(Struct):
@@ -147,14 +146,6 @@ class ScannedPlace(Checkpoint):
     moved: str | None = None  # Where the place lies, if that is another mount: then nothing was read.
     was_read: bool = False
     at_ns: int = 0  # When `path` was complete, or the file was changed, by the filesystem's clock; 0: not known.
-
-
-class SupervisorFile(Struct):
-    """What a supervisor says of itself, or why that cannot be used."""
-
-    status: SupervisorStatus | None = None
-    age_s: float = 0.0  # Since it was written.
-    error: str = ""
 
 
 class GpuHealthRow(GpuHealth):

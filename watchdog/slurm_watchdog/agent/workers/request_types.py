@@ -23,14 +23,13 @@ from slurm_watchdog.agent.workers.answer_types import (
     LogEnd,
     ResolvedCall,
     ScannedPlace,
-    SupervisorFile,
     ThreadFacts,
 )
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.base.structs import dataclass_transform  # type: ignore[attr-defined]
 from slurm_watchdog.model.collective_records import RasAnswer
 from slurm_watchdog.model.evidence import FoundFile, ProcessStack, ProcessState
-from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, MAX_FIELD, MAX_PATH, RUN_NAME
+from slurm_watchdog.model.kill_switch import MAX_FIELD, MAX_PATH
 from slurm_watchdog.model.observations import MountProbe, Process
 from slurm_watchdog.model.protocol import ProcessEnd
 
@@ -42,8 +41,6 @@ Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Node = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")]
 Path = Annotated[str, Meta(pattern=r"^/[^\0]*\Z", max_length=MAX_PATH - 1)]
 HomePath = Annotated[str, Meta(pattern=r"^~?/[^\0]*\Z", max_length=MAX_PATH - 1)]
-SwitchBase = Annotated[str, Meta(pattern=rf"^{KILL_SWITCH_BASE}\Z")]
-Run = Annotated[str, Meta(pattern=rf"^{RUN_NAME.pattern}\Z")]
 Pattern = Annotated[str, Meta(max_length=2048)]
 Field = Annotated[str, Meta(max_length=MAX_FIELD)]
 Value = TypeVar("Value")
@@ -169,32 +166,6 @@ class SignalProcess(Request[ProcessEnd]):
     how: Literal["look", "term", "kill"]
 
 
-class SwitchDirectory(Request[None]):
-    """The directory of a kill switch: `name` below `base`."""
-
-    base: SwitchBase
-    name: Run
-
-
-class PrepareDirectory(SwitchDirectory):
-    """To be made for user `uid`."""
-
-    task = "prepare_directory"
-    uid: int = -1
-
-
-class EmptyDirectory(SwitchDirectory):
-    """All in it to be removed, as its owner."""
-
-    task = "empty_directory"
-
-
-class RemoveDirectory(SwitchDirectory):
-    """To be removed, once it is empty."""
-
-    task = "remove_directory"
-
-
 # -- as the owner of the files -------------------------------------------------------------------------------------
 
 
@@ -277,14 +248,6 @@ class ProbeDirectory(Request[MountProbe]):
     node: Node
 
 
-class ReadSupervisors(Request[dict[str, SupervisorFile]]):
-    """What supervisors have written in the directories `names` below `base`; the answer has those that are there."""
-
-    task = "read_supervisors"
-    base: SwitchBase
-    names: Annotated[list[Run], Meta(max_length=512)]
-
-
 class KillSwitch(Request[None]):
     """A kill switch: its line is composed of these values by the child, and never handed to it."""
 
@@ -294,12 +257,6 @@ class KillSwitch(Request[None]):
     why: Field
     incident: Field
     decision: Field
-    step: Field = ""
-    start: Field = ""
-    avoid: Field = ""
-    grace: Field = ""
-    once: Field = ""
-    resume: Field = ""
 
 
 class WriteSwitch(KillSwitch):

@@ -27,9 +27,9 @@ from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import ActionRun, Decision
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import HARDWARE_FAULTS, Incident, IncidentKind, IncidentState
+from slurm_watchdog.model.kill_switch import is_absolute_path
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING
-from slurm_watchdog.model.supervisor import may_be_named
 from slurm_watchdog.recording.entries import Request
 
 HISTORY_S = 7 * 86400.0  # Attempts on a job are counted over a week, Slurm's usual longest time limit.
@@ -203,7 +203,7 @@ class DecisionInputs:
         if view is None or supervisor is None or not supervisor.takes_resume:
             return ""
         path = resume_from(view, self._judgement.incidents, supervisor.resumed_from)
-        return path if may_be_named(path) else ""
+        return path if is_absolute_path(path) else ""
 
     def _broken_under(self, job: SlurmJob, context: TickContext, now: float) -> tuple[tuple[str, str], ...]:
         """What is known of its nodes' hardware and mounts; of thousands of faults only those are looked at."""

@@ -17,9 +17,9 @@ from slurm_watchdog.controller.state.progress_clock import apply_loss, apply_ste
 from slurm_watchdog.knowledge.checkpoint_layouts import parse_tracker, recognise
 from slurm_watchdog.knowledge.trainer_options import _seconds
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.parse.training_log.block_scan import scan
 from slurm_watchdog.parse.training_log.learned_format import Learner
 from slurm_watchdog.parse.training_log.line import all_rows, parse_line
+from slurm_watchdog.parse.training_log.line_scan import scan
 from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
 from slurm_watchdog.wire.codec import decode_report, encode_report
 

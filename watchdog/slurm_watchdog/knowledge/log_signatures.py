@@ -3,7 +3,7 @@ have in common.
 
 Each matches something that programs print when they fail, never the bare word "error", which healthy logs are
 full of. A row is tried only if one of its `needles` is in the line. The scanner
-(slurm_watchdog.parse.training_log.block_scan) looks for the letters of all needles of all tables in whole
+(slurm_watchdog.parse.training_log.line_scan) looks for the letters of all needles of all tables in whole
 blocks of a log: the fewer different ones there are, the faster it reads. A needle that contains another one
 ("cuda error: " contains "error") costs it nothing.
 """

@@ -25,9 +25,9 @@ from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.knowledge.ray_train import WorkerRankReader
 from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.parse.timestamps import stamp_of
-from slurm_watchdog.parse.training_log.block_scan import Scan, ShapeMemory, scan
 from slurm_watchdog.parse.training_log.learned_format import KNOWN_AFTER, Learner
 from slurm_watchdog.parse.training_log.line import parse_line
+from slurm_watchdog.parse.training_log.line_scan import Scan, ShapeMemory, scan
 from slurm_watchdog.parse.training_log.text import LogFact, kept_line
 
 MAX_EVENTS = 50  # Of each kind, a file and a report.

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.logs.log_file import make_event
+from slurm_watchdog.agent.logs.step_rows import make_event
 from slurm_watchdog.controller.state.counter_clock import CounterClock
 from slurm_watchdog.controller.state.progress_clock import apply_loss, apply_step, read_progress
 from slurm_watchdog.knowledge.checkpoint_layouts import parse_tracker, recognise

@@ -3,6 +3,7 @@ thousand times."""
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -250,3 +251,16 @@ def test_a_shape_that_begins_to_tell_after_long_is_read_again() -> None:
     later = scan("".join(f"note: step {n} of 900 ten -\n" for n in range(8, 100)).encode(), seen)
     assert found.parsed >= 1
     assert len(later.facts) >= 1
+
+
+@given(st.lists(st.tuples(st.sampled_from(["2.5", "nan", "inf"]), st.integers(1, 12)), min_size=1, max_size=12))
+@example([("nan", 9), ("2.5", 20), ("nan", 1), ("2.5", 1), ("nan", 1), ("2.5", 1), ("nan", 1), ("2.5", 30)])
+def test_losses_that_are_read_one_after_the_other_have_no_better_one_between_them(runs: list[tuple[str, int]]) -> None:
+    losses = [loss for loss, times in runs for _ in range(times)]
+    block = "".join(f"iteration {at}/ 900 | lm loss: {loss} |\n" for at, loss in enumerate(losses)).encode()
+    found = scan(block, ShapeMemory(steps_in_full=2, evenly=4))
+    for (place, (_, one)), (later, (_, two)) in pairwise(zip(found.places, found.facts, strict=True)):
+        if not math.isfinite(one.loss or 0.0) and not math.isfinite(two.loss or 0.0):
+            assert "2.5" not in losses[place:later]
+    assert found.places[-1] == len(losses) - 1
+    assert sum(found.stand_for) == len(losses)

@@ -153,7 +153,8 @@ class Rows(msgspec.Struct, frozen=True):
     mapping: bool  # Whether it may be JSON, or a dictionary, with a step.
     own: tuple[Pattern, ...] = ()
     """What a site wrote itself (see slurm_watchdog.parse.training_log.site_patterns); tried before all others."""
-    doubts: bool = True  # Whether it may hold words by which a count is no progress.
+    doubts: tuple[str, ...] | None = None
+    """Of the words by which a count is no progress those that it may hold; None: all."""
 
 
 def all_rows() -> Rows:
@@ -263,7 +264,9 @@ def _progress(text: str, lower: str, who: dict[str, Any], rows: Rows, last: Patt
             if match is not None and not _is_other(row, match, text, lower):
                 fact = _from_match(row, match, text, who)
                 break
-    return None if fact is None or (rows.doubts and _is_no_progress(text, lower)) else fact
+    if fact is None or (rows.doubts is not None and not has_needle(rows.doubts, lower)):
+        return fact
+    return None if _is_no_progress(text, lower) else fact
 
 
 def _is_no_progress(text: str, lower: str) -> bool:
@@ -293,8 +296,9 @@ def _is_other(row: Pattern, match: re.Match[str], text: str, lower: str) -> bool
 
 def _from_match(row: Pattern, match: re.Match[str], text: str, who: dict[str, Any]) -> LogFact | None:
     groups = match.groupdict()
-    if any(len(groups.get(name) or "") > written.MAX_DIGITS for name in WHOLE_GROUPS):
-        return None
+    for name in WHOLE_GROUPS:
+        if len(groups.get(name) or "") > written.MAX_DIGITS:
+            return None
     fact = LogFact(
         kind=EventKind.PROGRESS,
         pattern=row.name,

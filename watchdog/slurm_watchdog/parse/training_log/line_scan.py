@@ -10,9 +10,10 @@ sample, and the rest is counted.
 from __future__ import annotations
 
 import string
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, pairwise
 
 import msgspec
 from msgspec.structs import replace
@@ -33,7 +34,9 @@ from slurm_watchdog.parse.training_log.text import LogFact
 PIECE_BYTES = 128 * 1024  # Looked at together: with what is made of them, they stay in the processor's cache.
 MAX_LINE_BYTES = 8192  # Of a line so much is decoded; parse_line looks at less.
 IN_FULL = 128  # Lines of one shape that may be errors: 100 ranks that say the same are 100 facts.
-STEPS_IN_FULL = 32  # Lines that can only be steps or phases.
+STEPS_IN_FULL = (
+    32  # Lines of the shape that most lines with steps have, once it is known, and of one that says nothing.
+)
 BARREN = 256  # After so many lines of a shape without a fact a sample is enough.
 EVENLY = 8  # Of the further lines of one shape so many are parsed, an even choice with the last, in each piece.
 MAX_SHAPES = 512  # That are remembered; then counting starts again. A shape is as long as its line.
@@ -54,6 +57,7 @@ class Shape(msgspec.Struct):
     rows: Rows
     last: Pattern | None = None  # Which pattern of progress matched last.
     tells: bool = False  # Whether a line of it has given a fact.
+    is_barren: bool = False  # … and whether one has not.
     parsed: int = 0  # Lines in the present look.
     look: int = 0
 
@@ -71,15 +75,17 @@ class ShapeMemory(msgspec.Struct):
         """Those of the shapes whose lines may say something."""
         wanted = set(shapes)
         new = wanted.difference(self.known)
-        loud = new if own else with_needle(new, needles.cover) | {each for each in new if each.startswith(_TITLE)}
-        found = {each: Shape(needles.rows_of(each, own)) for each in loud}
-        if len(self.known) + len(new) > MAX_SHAPES:
-            found |= {each: shape for each in wanted - new if (shape := self.known[each]) is not None}
-            self.known.clear()
-            self.known.update((each, shape) for each, shape in found.items() if len(each) <= MAX_SHAPE_BYTES)
+        found = {each: shape for each in wanted - new if (shape := self.known[each]) is not None}
+        if not new:
             return found
-        self.known.update((each, found.get(each)) for each in new if len(each) <= MAX_SHAPE_BYTES)
-        return found | {each: shape for each in wanted - new if (shape := self.known[each]) is not None}
+        loud = new if own else with_needle(new, needles.cover) | {each for each in new if each.startswith(_TITLE)}
+        found |= {each: Shape(needles.rows_of(each, own)) for each in loud}
+        if len(self.known) + len(new) > MAX_SHAPES:
+            self.known.clear()
+            new = set(found)
+        if len(new) <= MAX_SHAPES:
+            self.known.update((each, found.get(each)) for each in new if len(each) <= MAX_SHAPE_BYTES)
+        return found
 
 
 class Scan(msgspec.Struct):
@@ -131,7 +137,7 @@ class Needles(msgspec.Struct, frozen=True, eq=False):
             tuple(row for row in rows.patterns if holds(row.needles)),
             holds(MAPPING_NEEDLES),
             own,
-            holds(_DOUBTS),
+            tuple(needle for needle in _DOUBTS if self.letters[needle] in shape),
         )
 
 
@@ -189,8 +195,12 @@ def _scan_piece(piece: bytes, memory: ShapeMemory, found: Scan, own: tuple[Patte
             alike[shape].append(at)
     lines = piece.split(b"\n")
     facts: list[_Parsed] = []
+    steps = [text for text in alike if telling[text].last is not None and not telling[text].rows.signatures]
+    usual = max(steps, key=lambda text: len(alike[text]), default=None)
     for text, places in alike.items():
-        facts += _parse_alike(telling[text], places, lines, memory, found)
+        facts += _parse_alike(telling[text], places, lines, memory, found, is_usual=text == usual)
+    if usual is not None and len(alike) > 1:
+        facts += _parse_between(telling[usual], alike[usual], [at for at, *_ in facts], lines, found)
     facts.sort(key=lambda each: each[0])
     found.facts += [(text, fact) for _, text, fact, _ in facts]
     found.places += [first + at for at, _, _, _ in facts]
@@ -216,32 +226,52 @@ _Parsed = tuple[int, str, LogFact, int]  # Place, line, what it says, and for ho
 
 
 def _parse_alike(
-    shape: Shape, places: list[int], lines: list[bytes], memory: ShapeMemory, found: Scan
+    shape: Shape, places: list[int], lines: list[bytes], memory: ShapeMemory, found: Scan, *, is_usual: bool
 ) -> list[_Parsed]:
     if shape.look != memory.look:
         shape.look, shape.parsed = memory.look, 0
-    in_full = memory.errors_in_full if shape.rows.signatures else memory.steps_in_full
-    chosen = _chosen(places, max(0, in_full - shape.parsed), memory.evenly)
-    facts, parsed = list[_Parsed](), 0
+    is_rare = shape.rows.signatures or (not is_usual and (shape.tells or not shape.is_barren))
+    in_full = max(memory.steps_in_full, memory.errors_in_full if is_rare else 0)
+    chosen, before = _chosen(places, max(0, in_full - shape.parsed), memory.evenly), found.parsed
+    facts: list[_Parsed] = []
     for at, count in chosen:
-        if not shape.tells and shape.parsed + parsed >= BARREN and at != chosen[-1][0]:
+        if not shape.tells and shape.parsed >= BARREN and at != chosen[-1][0]:
             continue
-        parsed += 1
-        text = lines[at][:MAX_LINE_BYTES].decode("utf-8", errors="replace")
-        fact = parse_line(text, shape.rows, shape.last)
-        if fact is None:
-            continue
-        shape.tells = True
-        facts.append((at, text, fact, count))
-        if shape.last is None or shape.last.name != fact.pattern:
-            shape.last = next((row for row in shape.rows.patterns if row.name == fact.pattern), None)
-    shape.parsed += parsed
-    found.parsed += parsed
+        shape.parsed += 1
+        if (fact := _parse(shape, lines[at], found)) is not None:
+            shape.tells = True
+            facts.append((at, *fact, count))
+        else:
+            shape.is_barren = True
     if facts:
-        found.left_out += len(places) - parsed
-        if sum(fact.kind is EventKind.ERROR for _, _, fact, _ in facts) == parsed:
-            found.errors_left_out += len(places) - parsed
+        left_out = len(places) - (found.parsed - before)
+        found.left_out += left_out
+        if sum(fact.kind is EventKind.ERROR for _, _, fact, _ in facts) == found.parsed - before:
+            found.errors_left_out += left_out
     return facts
+
+
+def _parse(shape: Shape, line: bytes, found: Scan) -> tuple[str, LogFact] | None:
+    text = line[:MAX_LINE_BYTES].decode("utf-8", errors="replace")
+    found.parsed += 1
+    fact = parse_line(text, shape.rows, shape.last)
+    if fact is None:
+        return None
+    if shape.last is None or shape.last.name != fact.pattern:
+        shape.last = next((row for row in shape.rows.patterns if row.name == fact.pattern), None)
+    return text, fact
+
+
+def _parse_between(
+    shape: Shape, places: list[int], parsed: list[int], lines: list[bytes], found: Scan
+) -> Iterator[_Parsed]:
+    """Of the usual shape of steps one line between any two of others: what is read as three bad losses in a row was
+    three in a row."""
+    usual = set(places)
+    for one, two in pairwise(sorted(parsed)):
+        at = len(places) if one in usual or two in usual else bisect(places, one)
+        if at < len(places) and places[at] < two and (fact := _parse(shape, lines[places[at]], found)) is not None:
+            yield places[at], *fact, 0
 
 
 def _chosen(places: list[int], in_full: int, evenly: int) -> list[tuple[int, int]]:

@@ -32,11 +32,32 @@ READERS = {
 }
 
 
+UNSOURCED = {
+    "remediation_hints.conf",
+    "frameworks.conf",
+    "syscalls.conf",
+}  # Each has a source of its own, or is advice.
+
+
+def _with_sources(text: str) -> str:
+    """A row without `source` has that of the row above."""
+    sections, source = [], ""
+    for section in re.split(r"(?m)^(?=\[)", text):
+        own = re.search(r"(?m)^source: .*$", section)
+        source = own[0] if own is not None else source
+        sections.append(
+            section if own is not None or not section.startswith("[") else f"{section.rstrip()}\n{source}\n\n"
+        )
+    return "".join(sections)
+
+
 def shipped() -> Rows:
     """Of all files, each read for itself: they share no parts."""
     by_kind: dict[str, list[tuple[Entry, Any]]] = {}
     for path in sorted(DATA.glob("*.conf")):
-        rows = read_rows(path.read_text(), path.name, READERS)
+        if path.name in UNSOURCED:
+            continue
+        rows = read_rows(_with_sources(path.read_text()), path.name, READERS)
         assert rows.problems == ()
         for kind, found in rows.by_kind.items():
             by_kind.setdefault(kind, []).extend(found)

@@ -31,7 +31,7 @@ from slurm_watchdog.parse.training_log.line_scan import Scan, ShapeMemory, scan
 from slurm_watchdog.parse.training_log.text import LogFact, kept_line
 
 MAX_EVENTS = 50  # Of each kind, a file and a report.
-STEPS_IN_FULL, EVENLY = 2, 4
+STEPS_IN_FULL, EVENLY = 1, 5
 """Of lines alike, lines with steps that are all read, and of the others how many: a row of them keeps a few."""
 
 

@@ -209,7 +209,7 @@ def _scan_piece(piece: bytes, memory: ShapeMemory, found: Scan, own: tuple[Patte
 
 def _shapes(piece: bytes) -> list[bytes]:
     plain = _ESCAPES.sub(b"", piece) if b"\x1b" in piece else piece
-    if b"0x" in plain:
+    if b"x" in plain and b"0x" in plain:  # zeros are everywhere: to search for both takes longer than all else
         plain = _ADDRESS.sub(b"", plain)
     if not plain.isascii():
         plain = plain.replace(_KELVIN, b"k")

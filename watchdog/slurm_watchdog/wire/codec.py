@@ -52,8 +52,6 @@ _ODD_NUMBERS = (
     (float, re.compile(rb"\xca[\x7f\xff][\x80-\xff]")),  # float 32
 )  # Type -> bytes without which no number is too large, infinite or NaN. Other values may look so, too.
 
-_ANY_ODD = re.compile(b"|".join(odd.pattern for _, odd in _ODD_NUMBERS))
-
 Message = TypeVar("Message", Report, Reply, State)
 _encoder = msgspec.msgpack.Encoder()
 _reports, _replies = msgspec.msgpack.Decoder(Report), msgspec.msgpack.Decoder(Reply)
@@ -171,7 +169,7 @@ def _read_newer(data: bytes, kind: type[Message]) -> Message | None:
 
 def _odd_numbers(data: bytes) -> tuple[type, ...]:
     """The types of which a number in this message may be too large, infinite or NaN."""
-    return tuple([kind for kind, odd in _ODD_NUMBERS if odd.search(data)]) if _ANY_ODD.search(data) else ()
+    return tuple([kind for kind, odd in _ODD_NUMBERS if odd.search(data)])
 
 
 def _finite(field: str, numbers: Sequence[float]) -> Sequence[float | None]:
@@ -193,8 +191,11 @@ def may_have_long_text(data: bytes) -> bool:
     """Whether a text longer than the shortest limit may be in this message. May be wrong only in saying yes: the bytes
     of a number may look like the head of a text (str 16 or str 32 of MessagePack), if of none longer than all this."""
     return len(data) > MAX_NAME and (
-        b"\xdb\x00" in data or _long_text(min(255, len(data) >> 8)).search(data) is not None
+        _LONGEST_TEXT.search(data) is not None or _long_text(min(255, len(data) >> 8)).search(data) is not None
     )
+
+
+_LONGEST_TEXT = re.compile(rb"\xdb[\x00]")  # The head of a text of 64 KiB or more; so it is looked for by its first byte.
 
 
 @cache

@@ -195,7 +195,9 @@ def may_have_long_text(data: bytes) -> bool:
     )
 
 
-_LONGEST_TEXT = re.compile(rb"\xdb[\x00]")  # The head of a text of 64 KiB or more; so it is looked for by its first byte.
+_LONGEST_TEXT = re.compile(
+    rb"\xdb[\x00]"
+)  # The head of a text of 64 KiB or more; so it is looked for by its first byte.
 
 
 @cache

@@ -293,11 +293,14 @@ def _plain(finding: Finding, now: float) -> Finding:
     return replace(finding, duration_s=plain(lasts_s), began_mono=began)
 
 
-def _as_before(finding: Finding, before: Finding | None) -> Finding:
-    """The finding of before, if only the time has gone on since."""
-    if before is None or finding == before:
-        return before or finding
-    if abs((finding.began_mono or 0.0) - (before.began_mono or 0.0)) > SAME_BEGIN_S:
+def _as_before(findings: Iterable[Finding], before: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings; those of before where only the time has gone on since: nothing is concluded from them again."""
+    known = {(each.kind, each.subject): each for each in before}
+    return tuple([_same_or_new(each, known.get((each.kind, each.subject))) for each in findings])
+
+
+def _same_or_new(finding: Finding, before: Finding | None) -> Finding:
+    if before is None or abs((finding.began_mono or 0.0) - (before.began_mono or 0.0)) > SAME_BEGIN_S:
         return finding
     return before if replace(finding, duration_s=before.duration_s, began_mono=before.began_mono) == before else finding
 
@@ -467,7 +470,8 @@ class Judge:
         view = replace(self.view, now=ticking(now, clock))
         if spec.subject is Subject.RUN:
             view = replace(view, jobs=(), judged=None)
-        found = tuple(_plain(each, plain(now)) for each in self._ask(spec, view, self._settings))
+        said = [_plain(each, plain(now)) for each in self._ask(spec, view, self._settings)]
+        found = _as_before(said, found)
         self._said[spec.kind] = found, now + min(clock.holds_s or WORLD_S, WORLD_S) - DUE_EARLY_S
         return found
 
@@ -480,8 +484,8 @@ class Judge:
         # How long something is gone is shown, and judged with other jobs, as of this moment.
         lasts = type(limit_s) is float and all(each.gone_s is None for each in job.processes)
         run.numbers_wait_s = _numbers_wait_s(findings) if lasts else 0.0
-        before = {(each.kind, each.subject): each for each in judged.telling} if judged is not None else {}
-        found = tuple(_as_before(_plain(each, around.now), before.get((each.kind, each.subject))) for each in findings)
+        said = [_plain(each, around.now) for each in findings]
+        found = _as_before(said, judged.telling if judged is not None else ())
         holds_s = min(clock.holds_s, WORLD_S if job.past else math.inf)
         if any(each.is_shown for each in clocks):
             holds_s = min(holds_s, SHOWN_S)

@@ -34,7 +34,7 @@ from slurm_watchdog.agent.delivery.sender import backoff_s
 from slurm_watchdog.identity.munge_protocol import TO_AGENT, TO_CONTROLLER, Seal
 from slurm_watchdog.model.observations import NodeEvent
 from slurm_watchdog.model.report import Report, is_state
-from slurm_watchdog.wire.codec import MAX_BYTES, decode_reply, encode_report, with_age
+from slurm_watchdog.wire.codec import MAX_BYTES, decode_reply, encode_report, encode_state, with_age
 from slurm_watchdog.wire.frames import (
     BYE,
     HELLO,
@@ -312,7 +312,7 @@ class Fleet:
         sequence, made_at, number = agent.waiting[0]
         now = time.monotonic()
         report = self._report(agent, sequence, number)
-        body, kind = encode_report(report), STATE if is_state(report) else REPORT
+        body, kind = (encode_state(report), STATE) if is_state(report) else (encode_report(report), REPORT)
         if now - made_at > 0.05:
             body = with_age(body, now - made_at)
         agent.in_flight, agent.sent_at = kind == REPORT, now

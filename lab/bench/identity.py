@@ -172,6 +172,7 @@ async def _serve(mode: str, place: Path) -> None:
     door = ReportEndpoint(
         address_of=None,
         accept=lambda report: Reply(controller_id="c"),
+        hold=lambda node, agent, said, before: (None, None),
         metrics=ControllerMetrics(),
         healthy=lambda: (True, ""),
         identity=tls or (KnownKey(0, frozenset(), MungeLibrary()) if mode == "session" else OwnUser(0, "")),

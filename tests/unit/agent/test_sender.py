@@ -30,7 +30,7 @@ from slurm_watchdog.identity.secret_files import TlsFiles
 from slurm_watchdog.model.observations import LogFile
 from slurm_watchdog.model.protocol import DumpStacks, Reply
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.codec import WireError, decode_reply, decode_report, encode_reply, encode_report
+from slurm_watchdog.wire.codec import WireError, decode_reply, decode_report, encode_reply, encode_report, encode_state
 from slurm_watchdog.wire.frames import (
     BYE,
     HELLO,
@@ -158,12 +158,24 @@ def test_a_report_that_says_that_all_is_as_before_waits_for_no_answer_and_its_ne
 
 def test_what_one_stream_was_told_does_not_hold_on_the_next() -> None:
     spool = Spool()
-    spool.put(1, encode_report(replace(report(1), same_as=7)), time.monotonic(), is_state=True)
+    spool.put(1, encode_state(replace(report(1), same_as=7)), time.monotonic(), is_state=True)
     with listening(take=lambda report: Reply(controller_id="c")) as port, sending(at(port), spool=spool) as (sender, _):
-        until(lambda: sequences(port) == [1])
+        sender.put(report(2))
+        until(lambda: sequences(port) == [2])
         said: list[Reply] = []
         until(lambda: bool(said.extend(sender.replies()) or said))
         assert set(said) == {Reply(controller_id="c")}, "no job is taken for one that is not watched any more"
+
+
+def test_a_state_follows_its_report_and_says_how_long_it_waited() -> None:
+    spool = Spool()
+    spool.put(1, encode_report(report(1)), time.monotonic())
+    spool.put(2, encode_state(replace(report(2), same_as=1, state=b"a")), time.monotonic() - 30.0, is_state=True)
+    with listening() as port, sending(at(port), spool=spool):
+        until(lambda: sequences(port) == [1, 2])
+        whole, small = port.reports
+        assert 30.0 <= small.age_s < 40.0
+        assert (small.same_as, small.state, small.agent_id, small.boot_id) == (1, b"a", whole.agent_id, whole.boot_id)
 
 
 def test_what_is_asked_comes_at_once_between_two_reports() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_watchdog.base.text import duration
 from slurm_watchdog.base.ticking import Clock, plain, ticking
 from slurm_watchdog.config.schema import Config
 from tests.accuracy.cases import CASES, Case
@@ -61,7 +62,14 @@ def test_a_comparison_holds_until_the_clock_says_so(age_s: float, limit_s: float
 
 
 def test_what_is_not_followed_holds_for_no_time() -> None:
-    for use in (str, round, int, hash, abs, math.floor, lambda each: f"{each:.0f}", lambda each: each * 2, math.ceil):
+    for use in (round, int, hash, abs, math.floor, lambda each: each * 2, math.ceil):
         clock = Clock()
         use(ticking(5.5, clock))  # type: ignore[operator]
         assert clock.holds_s == 0.0
+
+
+def test_a_text_that_shows_an_age_says_that_it_is_shown_and_decides_nothing() -> None:
+    for show in (str, repr, duration, lambda each: f"{each:.0f}", lambda each: f"{each - 2:g}"):
+        clock = Clock()
+        show(ticking(5.5, clock))
+        assert clock.is_shown and clock.holds_s == math.inf

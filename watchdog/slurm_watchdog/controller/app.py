@@ -295,6 +295,7 @@ async def open_doors(
         identity=identity,
         address_of=state.address_of if config.security.check_node_address and not own else None,
         accept=controller.accept,
+        hold=controller.hold,
         metrics=controller.metrics,
         healthy=controller.healthy,
         interval_s=config.agent.interval,

@@ -4,8 +4,8 @@ The agent begins with HELLO. Where nodes prove themselves by MUNGE the controlle
 the agent PROOF: a credential that only the controller's user can decode, with the node, that challenge and a key. From
 then on each frame of both ends begins with a MAC by that key over its number, so that none can be changed, left out, or
 sent again. By certificates, or on one user's socket, both ends are proven before the first frame. OPENED says that
-reports are taken; each REPORT is answered by TAKEN. A STATE is a report with which nothing can be lost (a small one,
-and nothing has happened): it is not answered. NEWS (another answer than the last one) and ORDERS come at any time; BYE
+reports are taken; each REPORT is answered by TAKEN. A STATE says in short that all is as by the REPORT before, and
+nothing has happened: it is not answered. NEWS (another answer than the last one) and ORDERS come at any time; BYE
 says why the stream ends.
 """
 

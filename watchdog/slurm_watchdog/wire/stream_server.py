@@ -34,8 +34,8 @@ class Stream:
     """One agent. What it is handed after `end` is thrown away."""
 
     __slots__ = (
-        "_client", "_door", "_inbox", "_is_waiting", "_reason", "_seal", "_task", "challenge", "interval_s", "is_heard",
-        "is_open", "names", "node", "remote", "said",
+        "_client", "_door", "_inbox", "_is_waiting", "_reason", "_seal", "_task", "agent", "basis", "challenge",
+        "interval_s", "is_heard", "is_open", "names", "node", "remote", "said",
     )  # fmt: skip
 
     def __init__(self, client: Connection, door: StreamDoor):
@@ -44,7 +44,9 @@ class Stream:
         self.node, self.challenge = "", ""
         self.is_open = False  # Both ends are proven: reports are taken.
         self.is_heard = False  # A report was taken: it may be asked.
-        self.said = b""  # The newest reply.
+        self.said = b""  # The newest reply,
+        self.basis: object = None  # and what that depended on.
+        self.agent = ("", "")  # Boot and agent id of the newest report; empty: none was taken.
         self.interval_s = 0.0  # Between two of its reports.
         self._inbox = Inbox(MAX_UNPROVEN)
         self._seal: Seal | None = None

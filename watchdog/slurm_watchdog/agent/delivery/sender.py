@@ -38,7 +38,7 @@ from slurm_watchdog.config.agent import Security
 from slurm_watchdog.identity.secret_files import TlsFiles
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report, is_state
-from slurm_watchdog.wire.codec import WireError, encode_report
+from slurm_watchdog.wire.codec import WireError, encode_report, encode_state
 from slurm_watchdog.wire.frames import NEWS, ORDERS, REPORT, STATE, TAKEN, FrameError
 
 log = logging.getLogger(__name__)
@@ -149,10 +149,11 @@ class Sender:
 
     def put(self, report: Report) -> None:
         """Hands a report over; never waits. Raises WireError if it is too large to send."""
-        body = encode(report)
+        is_short = is_state(report)
+        body = encode_state(report) if is_short else encode(report)
         with self._lock:
             dropped = self._spool.dropped
-            self._spool.put(report.sequence, body, self._now(), is_state=is_state(report))
+            self._spool.put(report.sequence, body, self._now(), is_state=is_short)
             dropped = self._spool.dropped - dropped
         self.lost += dropped
         for _ in range(dropped):
@@ -225,11 +226,12 @@ class Sender:
             self._close()
         if self._link is None:
             self._link = self.controllers.current.open(self._answer_s)
-        self._link.send(STATE if waiting.is_state else REPORT, waiting.aged(self._now()))
         if waiting.is_state:
-            if self._last[0]:
+            if self._last[0]:  # else it would be the first one of its stream: the next report is whole
+                self._link.send(STATE, waiting.aged(self._now()))
                 self._replies.put(replace(self._last[1], commands=()))  # it holds: else there would be NEWS
             return
+        self._link.send(REPORT, waiting.aged(self._now()))
         while (frame := self._link.receive()) is None or not self._take(*frame):
             pass
 

@@ -26,8 +26,8 @@ from slurm_watchdog.identity.munge_protocol import STANDBY, TO_AGENT, TO_CONTROL
 from slurm_watchdog.identity.secret_files import check_secret
 from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.model.protocol import Reply
-from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.codec import MAX_BYTES, MAX_NAME, WireError, decode_report, encode_reply
+from slurm_watchdog.model.report import Report, State
+from slurm_watchdog.wire.codec import MAX_BYTES, MAX_NAME, WireError, decode_report, decode_state, encode_reply
 from slurm_watchdog.wire.frames import (
     HELLO,
     MAC_BYTES,
@@ -119,6 +119,7 @@ class ReportEndpoint:
         identity: Identity,
         address_of: Callable[[str], str | None] | None,
         accept: Callable[[Report], Reply],
+        hold: Callable[[str, tuple[str, str], State, object], tuple[object, Reply | None]],
         metrics: ControllerMetrics,
         healthy: Callable[[], tuple[bool, str]],
         interval_s: float = 5.0,
@@ -135,7 +136,7 @@ class ReportEndpoint:
         on, as soon as they are asked. `record` gets each frame that is taken, its kind before its content."""
         self._is_active = is_active
         self._address_of = address_of
-        self._accept = accept
+        self._accept, self._hold = accept, hold
         self._metrics = metrics
         self._healthy = healthy
         self._identity = identity
@@ -267,10 +268,13 @@ class ReportEndpoint:
         if not (self._reports.acquire(node, now) and self._bytes.acquire(node, now, float(len(body)))):
             raise FrameError("too_often", f"too many reports for {stream.node!r}")
         try:
-            report = decode_report(body)
+            report = decode_report(body) if kind == REPORT else decode_state(body)
         except WireError as error:
             raise FrameError("garbage", str(error)) from error
-        if report.node != stream.node:
+        if isinstance(report, State):
+            if not stream.is_heard:
+                raise FrameError("garbage", "a state, and no report before it")
+        elif report.node != stream.node:
             raise FrameError("wrong_node", f"who has proven to be {stream.node} may not report for {report.node!r}")
         problem = self._wrong_node(stream.node, stream.remote)
         if problem is None:
@@ -279,9 +283,16 @@ class ReportEndpoint:
             raise FrameError("wrong_node", problem)
         if not self._is_active():
             raise FrameError(STANDBY, "another controller may be the active one by now")
-        stream.interval_s, stream.is_heard = report.interval_s, True
-        self._record(REPORT + body)
-        reply = self._accept(report)
+        reply: Reply | None
+        if isinstance(report, State):
+            stream.basis, reply = self._hold(node, stream.agent, report, stream.basis)
+            if reply is None:
+                return
+        else:
+            stream.interval_s, stream.is_heard = report.interval_s, True
+            stream.agent = report.boot_id, report.agent_id
+            self._record(REPORT + body)
+            reply = self._accept(report)
         said = encode_reply(reply)
         if kind == REPORT or reply.commands or said != stream.said:
             stream.send(TAKEN if kind == REPORT else NEWS, said)

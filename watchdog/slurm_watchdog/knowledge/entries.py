@@ -211,6 +211,22 @@ class Fields(msgspec.Struct):
 Reader = Callable[[Fields], Any]
 
 
+CASES = ("any", "exact")
+
+
+def _expression_row(fields: Fields) -> tuple[str, re.Pattern[str]]:
+    any_case = fields.choice("case", CASES, required=False) == "any"
+    return fields.entry.name, fields.expression(re.IGNORECASE if any_case else 0)
+
+
+def _words_row(fields: Fields) -> tuple[str, tuple[str, ...]]:
+    return fields.entry.name, fields.needles()
+
+
+COMMON: Mapping[str, Reader] = {"expression": _expression_row, "words": _words_row}
+"""What rows of a table have in common, by name: sections [expression NAME] and [words NAME]."""
+
+
 class Rows(msgspec.Struct, frozen=True):
     """What files hold: rows by kind, each with the entry it comes from, and what is wrong, a sentence each."""
 

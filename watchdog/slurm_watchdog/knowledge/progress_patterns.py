@@ -187,27 +187,10 @@ TOTAL_KEYS = ("total_steps", "max_steps", "num_steps", "total_iterations", "trai
 MILLISECONDS_KEYS = ("step_time_ms", "iter_time_ms", "ms_per_step", "step_ms")
 LOSS_KEYS = ("loss", "train_loss", "train/loss", "lm loss", "lm_loss")
 
-# What stands before a line, most often to name the rank (Ray names a process: `(RayTrainWorker pid=7,
-# ip=10.0.0.4) `); `local` is a rank on an unnamed node and therefore names no rank.
-PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("torchrun", late_regex(r"\[(?:default|[A-Za-z_]*worker)(?P<local>\d+)\]:\s?")),
-    ("rank", late_regex(r"\[rank(?P<rank>\d+)\]:?\s?")),
-    (
-        "host_rank",
-        late_regex(
-            r"\[(?P<host>(?!\w*_)(?=[\w.-]*\d[\w.-]*:)(?![\w.-]+\.(?:py|cc|cpp|cu|h|rs|go)\d?:)[A-Za-z][\w.-]*):(?P<rank>0|[1-9]\d{0,4})\]:?\s?"
-        ),
-    ),
-    ("module", late_regex(r"\[[A-Za-z][\w./-]*:\d{1,5}\]:?\s?")),  # a logger's, of no one
-    (
-        "ray",
-        late_regex(
-            r"\((?:raylet|[A-Za-z_]\w{0,60}(?:\([^()]{0,80}\))? (?:\w{1,20}=[^\s)]{1,80} )?pid=\d{1,9})(?:, ip=[\w.:-]{1,60})?\) ?"
-        ),
-    ),
-    ("srun_label", late_regex(r" {0,5}(?P<rank>\d{1,6}): ")),
-    ("host", late_regex(r"(?P<host>[a-z][\w.]*-[\w.-]*\d): ")),
+PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (name.partition("/")[2], regex) for name, regex in _EXPRESSIONS.items() if name.startswith("prefix/")
 )
+"""(name, what stands before a line), in the order in which they are tried."""
 
 OF_DICTIONARIES = {"hf_trainer": "huggingface", "hf_trainer_epoch": "huggingface"}
 """Frameworks of lines that are dictionaries, which have no row."""

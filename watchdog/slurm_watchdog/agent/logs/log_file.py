@@ -391,11 +391,8 @@ class LogFollower:
         return max(0.0, now - self._marks[0][0]) if self._marks else 0.0
 
     def _gather(self, found: Scan, ages_s: list[float]) -> None:
-        errors = (fact.kind is not EventKind.PROGRESS for _, fact in found.facts)
-        self.left_out += found.left_out - sum(
-            lines - 1 for lines, is_event in zip(found.stand_for, errors, strict=True) if not is_event
-        )
         for (line, alone), lines, age_s in zip(found.facts, found.stand_for, ages_s, strict=True):
+            self.left_out += 0 if alone.kind is EventKind.PROGRESS else lines - 1
             self._note(line, alone, age_s, lines)
         if len(self._items) > MAX_ITEMS:
             self._items, left_out = condense(self._items)

@@ -296,8 +296,8 @@ def _is_other(row: Pattern, match: re.Match[str], text: str, lower: str) -> bool
 
 def _from_match(row: Pattern, match: re.Match[str], text: str, who: dict[str, Any]) -> LogFact | None:
     groups = match.groupdict()
-    for name in WHOLE_GROUPS:
-        if len(groups.get(name) or "") > written.MAX_DIGITS:
+    for name, found in groups.items():
+        if found is not None and len(found) > written.MAX_DIGITS and name in WHOLE_GROUPS:
             return None
     fact = LogFact(
         kind=EventKind.PROGRESS,

@@ -30,6 +30,7 @@ import msgspec
 from slurm_watchdog.agent.workers.become_user import become
 from slurm_watchdog.agent.workers.request_types import WorkerState
 from slurm_watchdog.base.descriptors import describe
+from slurm_watchdog.base.loop import wait_readable
 
 CPU_S = 5.0  # Of CPU time for one request: half of the usual deadline (agent.probe_deadline), far beyond any look.
 CPU_OF_S: Mapping[str, float] = {"dump_stacks": 20.0, "read_gpus": 60.0}
@@ -96,6 +97,7 @@ class Functions(Protocol):
 
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # linux/prctl.h
 MAX_FRAME = 16 * 1024**2
+BETWEEN_S = 1.0  # Between two looks that no one asked for.
 TRIM_EVERY = 120  # Requests of a worker, or ticks of the loop, after which free memory goes back: ten minutes.
 FIRST_TRIM = 3  # And once soon: what starting took is never taken again.
 _encoder = msgspec.json.Encoder()
@@ -217,7 +219,7 @@ def _work_for_ever(fd: int, key: str, uid: int, functions: Functions, parent: in
     with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionResetError, BrokenPipeError):
         inbox, answered = bytearray(), 0
         sock.sendall(frame([0, os.getpid()]))
-        while data := sock.recv(1 << 14):
+        while data := _receive(sock, worker):
             inbox += data
             for request, function, args in unframe(inbox, max_frame):
                 worker.send_part = partial(_send_part, sock, request)
@@ -227,6 +229,17 @@ def _work_for_ever(fd: int, key: str, uid: int, functions: Functions, parent: in
                 answered += 1
                 if answered % TRIM_EVERY == FIRST_TRIM:
                     give_back_memory()
+
+
+def _receive(sock: socket.socket, worker: WorkerState) -> bytes:
+    """The next bytes; while they do not come, what the worker does between two requests."""
+    while worker.between is not None and not wait_readable([sock.fileno()], BETWEEN_S):
+        try:
+            worker.between()
+        except Exception:
+            log.exception("a look between two requests failed")
+            worker.between = None
+    return sock.recv(1 << 14)
 
 
 def _send_part(sock: socket.socket, request: int, value: Any) -> None:

@@ -178,6 +178,8 @@ class Follow(Request[FollowedLogs]):
     globs: Annotated[list[tuple[Word, Path]], Meta(max_length=4096)] = []
     own: Annotated[dict[Word, Annotated[list[Pattern], Meta(max_length=64)]], Meta(max_length=512)] = {}
     """Of each job, the site's patterns of progress."""
+    closely: Annotated[list[Word], Meta(max_length=512)] = []
+    """Jobs whose logs with steps are looked at each second, until the next request."""
     taken: Word | None = None
 
 
@@ -326,6 +328,7 @@ class WorkerState:
     """Sends a part of the answer ahead: it arrives even if the next line of the function never returns."""
     ends: bool = False  # Set by a function: the worker ends with this answer, and the next request goes to a fresh one.
     is_limited: bool = False  # Its address space is bounded already.
+    between: Callable[[], None] | None = None  # Called each second until the next request comes.
     _memories: dict[type[Any], Any] = field(default_factory=dict)
 
     def memory(self, kind: type[Memory]) -> Memory:

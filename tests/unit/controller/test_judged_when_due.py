@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.base.ticking import Clock, plain, ticking
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.incidents import judge as judge_module
-from slurm_watchdog.controller.incidents.judge import Judge
+from slurm_watchdog.controller.incidents.judge import RANKS_AT_ONCE, Judge
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
@@ -81,8 +80,7 @@ def test_a_text_that_shows_an_age_says_that_it_is_shown_and_decides_nothing() ->
         assert clock.is_shown and clock.holds_s == math.inf
 
 
-def test_what_comes_between_two_jobs_is_judged_with_the_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge_module, "RANKS_AT_ONCE", 1)
+def test_what_comes_between_two_jobs_is_judged_with_the_second_one() -> None:
     state = ClusterState(silent_after_s=30, report_lifetime_s=60)
     judge = Judge(Config(), state, [], new_id=iter("abc").__next__)
 
@@ -92,6 +90,8 @@ def test_what_comes_between_two_jobs_is_judged_with_the_second_one(monkeypatch: 
         state.apply_slurm(SlurmView(jobs=jobs, nodes=nodes), at)
 
     listed(1000.0, "1", "2", "3")
+    ranks = tuple(process(rank, job_id="1") for rank in range(RANKS_AT_ONCE))
+    state.apply_report(Report(node="n1", boot_id="b", agent_id="a", sequence=1, processes=ranks), 1099.0)
     judge.detect(1000.0)
     state.runs.judge_all()
     before, times = judge.view, iter((1100.0, 1100.5))

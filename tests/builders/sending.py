@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from slurm_watchdog.agent.courier.process import Courier
 from slurm_watchdog.agent.courier.streams import ANSWER_S, Controller
 from slurm_watchdog.agent.delivery.courier_link import CourierLink
-from slurm_watchdog.agent.delivery.sender import Sender
+from slurm_watchdog.agent.delivery.sender import SILENT_S, Sender
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
@@ -44,8 +44,9 @@ class DrivenSender:
         link: CourierLink,
         count: Callable[[str], None] = lambda outcome: None,
         now: Callable[[], float] = clock.monotonic,
+        silent_s: float = SILENT_S,
     ):
-        self.inner = Sender(spool, link, count, now)
+        self.inner = Sender(spool, link, count, now, silent_s)
         self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK)

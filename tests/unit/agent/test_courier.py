@@ -59,10 +59,12 @@ class Children(Starter):
 
 
 @contextmanager
-def driven(*ports: Port) -> Iterator[tuple[DrivenSender, Children, Counter[str]]]:
+def driven(*ports: Port, silent_s: float = 60.0) -> Iterator[tuple[DrivenSender, Children, Counter[str]]]:
     counts: Counter[str] = Counter()
     children = Children(*map(url, ports))
-    made = DrivenSender(Spool(), CourierLink(children, children.bury), lambda each: counts.update([each]))
+    made = DrivenSender(
+        Spool(), CourierLink(children, children.bury), lambda each: counts.update([each]), silent_s=silent_s
+    )
     made.start()
     try:
         yield made, children, counts
@@ -103,9 +105,8 @@ def test_of_a_courier_that_is_killed_nothing_is_lost_and_the_next_one_goes_on() 
         assert lost(port, "closed_by_agent") >= 4
 
 
-def test_a_courier_that_does_not_move_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "SILENT_S", 0.5)
-    with listening() as port, driven(port) as (sending, children, counts):
+def test_a_courier_that_does_not_move_is_replaced() -> None:
+    with listening() as port, driven(port, silent_s=0.5) as (sending, children, counts):
         sending.put(report(1))
         until(lambda: counts["sent"] == 1)
         os.kill(children.pids[0], signal.SIGSTOP)

@@ -66,8 +66,9 @@ class Sender:
         link: CourierLink,
         count: Callable[[str], None] = lambda outcome: None,
         now: Callable[[], float] = clock.monotonic,
+        silent_s: float = SILENT_S,
     ):
-        self.link = link
+        self.link, self._silent_s = link, silent_s
         self._spool, self._count, self._now = spool, count, now
         self._stream, self._since = STOPPED, 0.0  # Since when the courier owes an answer.
         self._flying: Waiting | None = None  # The report that is on its way.
@@ -131,7 +132,7 @@ class Sender:
         try:
             for kind, body in self.link.receive():
                 self._take(kind, body, now)
-            if self._owes() and now - self._since > SILENT_S:
+            if self._owes() and now - self._since > self._silent_s:
                 raise TimeoutError("the courier hangs")
             self._give(now)
         except (OSError, FrameError, ValueError, WireError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Generator
 
 from msgspec.structs import replace
 
@@ -17,8 +18,9 @@ class JudgedTwice(Judge):
 
     kept = 0
 
-    def detect(self, now: float) -> list[Finding]:
-        found = super().detect(now)
+    def detecting(self, clock: Callable[[], float]) -> Generator[None, None, list[Finding]]:
+        found = yield from super().detecting(clock)
+        now = self.view.now
         for job_id, judged in self._judged.items():
             run = self.state.runs.get(job_id)
             assert run is not None

@@ -302,8 +302,8 @@ class Controller:
             pass
 
     def pieces(self) -> Iterator[None]:
-        """The same; where it yields, all that was found out so far is written, and others may run: thousands of
-        incidents at once hold up no action and no report. What is judged is judged before it yields first."""
+        """The same; where it yields others may run: thousands of jobs or incidents at once hold up no action and no
+        report. What was concluded is written by then."""
         now = clock.monotonic()
         self._busy.note(now, clock.thread_cpu())
         began_before, self._last_began = self._last_began, now
@@ -317,7 +317,8 @@ class Controller:
             if self.recorder is not None:
                 self._record_itself()
             self.record(entries.Tick())
-            findings = self.judge.detect(now)
+            findings = yield from self.judge.detecting(clock.monotonic)
+            now = clock.monotonic()
             self.evidence.serve(findings, now)
             self.reach.serve(self.judge.view)
             changes = self.judge.conclude(findings, now, clock.wall(), self.actions.acting())

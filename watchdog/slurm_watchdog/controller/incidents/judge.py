@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace as with_values
 from operator import is_, sub
 from typing import Any
@@ -175,6 +175,7 @@ COMING_S, COMING_EACH_S = 60.0, 5.0
 judged so often, and not each time that one more has. Nothing is acted on meanwhile (controller.warm_up)."""
 READ_SOON_S = 120.0  # Within so long of its start the first step of a job that logs any is read, most often.
 WORLD_S = 10.0  # What is about no single job is looked at again so often, as Slurm is asked, if nothing has come.
+RANKS_AT_ONCE, RANKS_OF_A_JOB = 1000, 50  # Some 10 ms; and what a job costs without any.
 SAME_BEGIN_S = 0.01  # Of what began once: sums of floats, and ages that were measured twice.
 DUE_EARLY_S = 1e-6  # Sums of floats are not exact: rather judged once more than late.
 RESOLVE_AFTER_REPORTS = 2  # A condition has to be gone for so many reports before its incident closes.
@@ -374,6 +375,7 @@ class Judge:
         self._masked: dict[tuple[str, str], tuple[Finding, Finding]] = {}
         """(kind, subject) -> the finding of then, and it without secrets."""
         self.view = ClusterView(now=0.0)  # What the newest judgement was about.
+        self.around = self.view  # The same without jobs, of the one that is under way.
         self.limits_s: dict[str, float] = {}  # Job id -> the longest time without a step that is normal for it now.
 
     def add(self, incident: Incident) -> None:
@@ -410,9 +412,20 @@ class Judge:
         """The findings of every detector on the present state: of a job that is well, and of which no incident is open,
         none. A job is judged again once something has come of it, or once a comparison with a time would come out
         differently; so is everything else, and each WORLD_S. One that fails is reported, the others continue."""
-        asked = frozenset(incident.subject for incident in self.incidents)
+        detecting = self.detecting(lambda: now)
+        while True:
+            try:
+                next(detecting)
+            except StopIteration as end:
+                found: list[Finding] = end.value
+                return found
+
+    def detecting(self, clock: Callable[[], float]) -> Generator[None, None, list[Finding]]:
+        """The same; between two jobs it yields after each RANKS_AT_ONCE, and others may run. `clock` gives the moment
+        at which the next ones are judged. Until the end readers see the judgement before."""
+        asked, now = frozenset(incident.subject for incident in self.incidents), clock()
         around = replace(self.state.surroundings(now), asked=asked, suspects=self.suspects(), searches=self.searches())
-        self.view, self._reporting = around, frozenset(around.reporting_nodes)
+        self.around, self._reporting = around, frozenset(around.reporting_nodes)
         world = (self._slurm_is_fresh(), around.searches, around.reservations)
         if world != self._shared:
             self.state.runs.judge_all()
@@ -420,13 +433,22 @@ class Judge:
             self._note_asked(asked)
         self._shared, known = world, self._judged
         changed = (self.state.changes, asked, around.suspects, self._shared)
-        self._judged, lively = {}, False
+        found, lively, ranks = dict[str, JudgedRun](), False, 0
         for job_id, run in self.state.runs.active():
+            if ranks >= RANKS_AT_ONCE:
+                yield
+                ranks, later_s = 0, clock() - now
+                now, date = now + later_s, None if around.date is None else around.date + later_s
+                self.around = around = replace(around, now=now, date=date)
+            if self.state.runs.get(job_id) is not run or run.job.state not in RUNNING:
+                continue  # since then
             judged = known.get(job_id)
             if judged is None or not (judged.holds(run, now) or self.is_coming(run, judged)):
                 judged = self._judge_run(run, around, judged)
                 lively |= run.numbers_wait_s < NUMBERS_S
-            self._judged[job_id] = judged
+                ranks += len(judged.view.processes) + RANKS_OF_A_JOB
+            found[job_id] = judged
+        self._judged = found
         lively |= self._judged.keys() != known.keys()
         as_judged = tuple(each.view for each in self._judged.values())
         self.view = replace(around, jobs=_Later(self.state, self._judged, now), judged=as_judged)
@@ -443,7 +465,7 @@ class Judge:
     def is_coming(self, run: Run, judged: JudgedRun) -> bool:
         """Whether what was said of a run is to stand for a moment longer: see COMING_S."""
         coming_s = min(COMING_S, self.config.controller.warm_up)
-        if self.view.watched_s >= coming_s or not 0.0 <= self.view.now - judged.at < COMING_EACH_S:
+        if self.around.watched_s >= coming_s or not 0.0 <= self.around.now - judged.at < COMING_EACH_S:
             return False
         same = judged.view.job.restarts == run.job.restarts
         return same and not self._reporting.issuperset(run.job.nodes)
@@ -641,5 +663,5 @@ class Judge:
         return frozenset(found.union(*(run.job.nodes for run in runs if run is not None)))
 
     def _slurm_is_fresh(self) -> bool:
-        age_s = self.view.slurm_age_s
+        age_s = self.around.slurm_age_s
         return age_s is not None and age_s <= self.slurm_patience_s

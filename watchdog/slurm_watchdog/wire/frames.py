@@ -25,6 +25,7 @@ none. The stream itself begins with the byte 0, as no request of HTTP does: no f
 HELLO, WELCOME, PROOF, OPENED, BYE = b"h", b"w", b"p", b"o", b"b"
 REPORT, STATE, TAKEN, NEWS, ORDERS = b"r", b"s", b"t", b"n", b"c"
 CLOSED, ASK, ANSWER = b"x", b"q", b"a"
+OF_THE_REPORT = frozenset({"garbage", "too_large"})  # Why a proven controller will never take a report.
 MAX_BYTES = 8 * 1024**2  # Of a report: 1,000 processes with stacks have about 2 MiB.
 MAX_UNPROVEN = 16 * 1024  # Bytes of a frame before the stream is opened: a credential has less than 1 KiB.
 LENGTH = struct.Struct(">I")

@@ -82,7 +82,7 @@ class Courier:
         if self._listener in ready or (self._link.fileno() in ready and not self._read()):
             return False
         if self._stream is not None and self._all[0].is_renewed():
-            self._lose(ConnectionResetError("our certificate was renewed"))
+            self._lose(streams.Refused(b"renewed our certificate was renewed"))
         return True
 
     def _read(self) -> bool:
@@ -136,11 +136,13 @@ class Courier:
 
     def _lose(self, error: Exception) -> None:
         """The stream, or the attempt to begin one, has ended for this reason."""
+        was_open = self._stream is not None
         self._close()
         code = error.code if isinstance(error, streams.Refused) else "-"
         where = self._all[0].where.replace(" ", "?")
         self._tell(frames.CLOSED, f"{code} {where} {in_words(error)}".encode(errors="replace"))
-        self._all.append(self._all.pop(0))
+        if not was_open or code not in ("renewed", *frames.OF_THE_REPORT):
+            self._all.append(self._all.pop(0))
 
     def _close(self) -> None:
         if self._stream is not None:

@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 5.0)
 """Waits between attempts; with 4,000 agents and jitter a controller that comes back sees 1,000 streams a second."""
-OF_THE_REPORT = frozenset({"garbage", "too_large"})  # Why a proven controller will never take a report.
 SILENT_S = 60.0  # A courier that owes an answer for so long hangs: to connect, ask munge and wait takes 35 s.
 MAX_WHY = 300  # Characters of why a stream is ended.
 STOPPED, OPENING, OPEN = range(3)  # Of the courier's stream, as far as the agent was sent.
@@ -196,7 +195,7 @@ class Sender:
         self.breaks += was == OPEN
         self._stream, self._flying = STOPPED, None
         self._last = b"", Reply()  # what was said on one stream is not said on the next
-        if was == OPEN and flying is not None and code in OF_THE_REPORT:
+        if was == OPEN and flying is not None and code in frames.OF_THE_REPORT:
             self._spool.done(flying.sequence)
             self._count("rejected")
             self.lost += 1

@@ -32,9 +32,9 @@ from msgspec import inspect
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.agent import Agent
+from slurm_watchdog.agent.courier.streams import TcpController
 from slurm_watchdog.agent.delivery.sender import Sender
 from slurm_watchdog.agent.delivery.spool import Spool
-from slurm_watchdog.agent.delivery.stream import Controllers, TcpController
 from slurm_watchdog.agent.evidence import stacks, tool
 from slurm_watchdog.agent.helper import requests
 from slurm_watchdog.agent.logs import log_file
@@ -81,6 +81,7 @@ from tests.builders.page_requests import EVIDENCE, PROXY, controller, get, gets,
 from tests.builders.policy_inputs import INCIDENT, LIMITS
 from tests.builders.program_paths import PROGRAM_PATHS
 from tests.builders.requests import check_request
+from tests.builders.sending import link_to
 from tests.builders.supervisor_links import Peer, link_at, rows
 from tests.builders.views import process, slurm_job
 from tests.builders.wire_fill import filled
@@ -408,7 +409,7 @@ def agent_left_behind(stage: Stage) -> bool:
     settings = settings_of(parse_config(f"agent: {{node_name: n1, kernel_log: '', state_directory: '{stage.place}', give_up_after: 10min}}"))  # fmt: skip
     agent = Agent(settings)
     try:
-        sender = Sender(Spool(10**6, 60), Controllers([TcpController("http://127.0.0.1:1", "n1")]))
+        sender = Sender(Spool(10**6, 60), link_to([TcpController("http://127.0.0.1:1", "n1")]))
         service = Service(agent, sender, AgentMetrics(), Signals())
         service.tick(service.sender.heard_at + 3600.0)
         return not service.signals.stop

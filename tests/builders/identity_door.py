@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from slurm_watchdog.agent.delivery.stream import Controller, ProvenStream, Refused, TcpController
+from slurm_watchdog.agent.courier.streams import Controller, ProvenStream, Refused, TcpController
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import OwnUser, ReportEndpoint
 from slurm_watchdog.model.protocol import Reply
@@ -111,6 +111,7 @@ class Agent:
 
     def __init__(self, controller: Controller):
         self.controller = controller
+        self.restart: Callable[[], Controller] | None = None  # What a courier that starts makes of its files.
         self.link: ProvenStream | None = None
         self.why = ""  # The sentence of the last BYE.
 
@@ -123,11 +124,14 @@ class Agent:
     def say(self, body: bytes) -> str:
         """The same for any bytes."""
         if self.controller.is_renewed():
+            assert self.restart is not None
+            node, self.controller = self.controller.node, self.restart()
+            self.controller.node = node
             self.close()
         try:
             self.link = self.link or self.controller.open(20.0)
             self.link.send(REPORT, body)
-            while (frame := self.link.receive()) is None or frame[0] == ORDERS:
+            while (frame := self.link.receive())[0] == ORDERS:
                 pass
             assert frame[0] == TAKEN
         except Refused as error:

@@ -19,8 +19,10 @@ from tools.packaging.build import VERSION, make
 from tools.packaging.layout import units
 
 NEXT = f"{VERSION}+1"
-CONTROLLER, AGENT, HELPER = (f"slurm-watchdog-{name}.service" for name in ("controller", "agent", "helper"))
-SERVICES = (CONTROLLER, AGENT, HELPER)
+CONTROLLER, AGENT, COURIER, HELPER = (
+    f"slurm-watchdog-{name}.service" for name in ("controller", "agent", "courier", "helper")
+)
+SERVICES = (CONTROLLER, AGENT, COURIER, HELPER)
 CONFIG = "/etc/slurm-watchdog/config.yaml"
 DEADLINE_S = 120.0
 pytestmark = pytest.mark.timeout(900)

@@ -18,8 +18,10 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.commands import Commands, OwnSwitches, Refused
-from slurm_watchdog.agent.delivery.sender import Spool, backoff_s
-from slurm_watchdog.agent.delivery.stream import ANSWER_S, parse_reply
+from slurm_watchdog.agent.courier.streams import ANSWER_S
+from slurm_watchdog.agent.delivery.replies import parse_reply
+from slurm_watchdog.agent.delivery.sender import backoff_s
+from slurm_watchdog.agent.delivery.spool import Spool
 from slurm_watchdog.agent.workers.request_types import (
     DumpProcessStacks,
     KillSwitch,

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from slurm_watchdog.agent.commands import Commands, OwnSwitches
-from slurm_watchdog.agent.delivery.stream import MAX_COMMANDS
+from slurm_watchdog.agent.delivery.replies import MAX_COMMANDS
 from slurm_watchdog.agent.files import as_owner
 from slurm_watchdog.agent.files.mount_probing import MountProber
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses

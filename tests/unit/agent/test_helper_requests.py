@@ -96,7 +96,7 @@ def test_every_task_is_done_as_one_kind_of_user_and_takes_nothing_else(name: str
 
 def test_what_the_agent_does_for_itself_besides_the_tasks_of_the_helper_takes_no_rights() -> None:
     own = {
-        "ask_ras",
+        "parse_ras",
         "read_gpus",
         "read_links",
         "name_users",

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 from slurm_watchdog.base import clock
@@ -17,7 +16,7 @@ from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.model.protocol import CommandResult, DumpStacks, Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import decode_reply, encode_reply, encode_report, encode_state
-from slurm_watchdog.wire.frames import HELLO, MAGIC, NEWS, OPENED, ORDERS, REPORT, STATE, TAKEN, Hello, Inbox, pack
+from slurm_watchdog.wire.frames import HELLO, NEWS, OPENED, ORDERS, REPORT, STATE, TAKEN, Inbox, hello, pack
 from slurm_watchdog.wire.stream_server import SILENT_S
 from tests.builders.identity_door import Agent, Port, agent, body_of, listening, lost, until
 
@@ -194,7 +193,7 @@ async def storm(number: int, sequence: int) -> float:
     async def one(index: int) -> None:
         node = f"n{index}"
         reader, writer = await asyncio.open_connection("127.0.0.1", number)
-        writer.write(pack(HELLO, MAGIC + msgspec.msgpack.encode(Hello(node))) + pack(REPORT, body_of(node, sequence)))
+        writer.write(pack(HELLO, hello(node)) + pack(REPORT, body_of(node, sequence)))
         inbox, kinds = Inbox(10**6), []
         while len(kinds) < 2:
             if (frame := inbox.take()) is not None:

@@ -10,6 +10,7 @@ from functools import partial
 
 from slurm_watchdog.agent.collectors import link
 from slurm_watchdog.agent.collectors.collector import CollectorContext, Sections
+from slurm_watchdog.agent.delivery.courier_link import CourierLink, Starter, courier_command
 from slurm_watchdog.agent.evidence import nccl_ras, node_settings
 from slurm_watchdog.agent.files import as_owner
 from slurm_watchdog.agent.files.mount_probing import MountProber
@@ -29,8 +30,8 @@ from slurm_watchdog.agent.settings import Settings
 from slurm_watchdog.agent.workers.become_user import may_become_others, why_too_mighty
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import (
-    AskRas,
     NameUsers,
+    ParseRas,
     ProbeMountPoint,
     ReadGpus,
     ReadLinks,
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 
 OWN_TASKS = tasks_by_name(
     *TASKS.values(),
-    Task(AskRas, nccl_ras.ask_ras),
+    Task(ParseRas, nccl_ras.parse_answer),
     Task(ReadNodeSettings, node_settings.read_node_settings),
     Task(ProbeMountPoint, as_owner.probe_mount),
     Task(NameUsers, identify.name_users),
@@ -74,6 +75,7 @@ def make_context(
     becomes = helper is not None or (not personal and may_become_others())
     logs = JobLogs(workers, read_mounts(), node, settings.log_patterns, become_owner=becomes, here=jobs)
     processes = ProcessReader(workers, lambda: logs.mounts, files=far, owners=jobs.owners, read_seats=logs.seats)
+    courier = Starter(courier_command(node, config.security, config.controller_urls), is_child=personal)
     return CollectorContext(
         workers=workers,
         settings=settings,
@@ -91,6 +93,7 @@ def make_context(
         orphan_gpu_processes=OrphanGpuProcesses(workers, settings.orphan_grace,
         links_of=far.devices_of if far else links_of),
         supervisors=SupervisorLink("" if once or personal else AGENT_SOCKET, jobs, processes.table.entries),
+        courier=CourierLink(courier, courier.bury),
         open_kernel_log=KmsgFile if helper is None else helper.open_kernel_log,
         kernel_log_position=before.kernel_log,
         keep_position=keep_position,

@@ -19,8 +19,8 @@ from slurm_watchdog.base.structs import mapped, picked
 from slurm_watchdog.model.observations import EventKind, FaultSeverity
 from slurm_watchdog.model.protocol import Command, Reply
 from slurm_watchdog.model.report import HELD, Report, State
+from slurm_watchdog.wire.frames import MAX_BYTES
 
-MAX_BYTES = 8 * 1024**2  # 1,000 processes with stacks have about 2 MiB; anything larger is a mistake or an attack.
 MAX_WHY = 300  # Characters of what is wrong with a message: the decoder repeats the value, which may be long.
 
 OPEN_LISTS: Final[dict[type, dict[str, tuple[str, frozenset[str]]]]] = {

@@ -7,11 +7,8 @@ import logging
 from collections.abc import Awaitable
 from typing import Protocol
 
-import msgspec
-
-from slurm_watchdog.identity.munge_protocol import Seal
 from slurm_watchdog.wire.connection import Connection
-from slurm_watchdog.wire.frames import BYE, LENGTH, MAX_UNPROVEN, Bye, FrameError, Inbox, pack
+from slurm_watchdog.wire.frames import BYE, LENGTH, MAX_UNPROVEN, FrameError, Inbox, Seal, pack
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +77,7 @@ class Stream:
         if not self._reason:
             self._finish(reason, why)
             if why:
-                self._client.transport.write(pack(BYE, msgspec.msgpack.encode(Bye(reason, why)), self._seal))
+                self._client.transport.write(pack(BYE, f"{reason} {why}".encode(errors="replace"), self._seal))
             self._client.transport.close()
 
     def close(self) -> None:

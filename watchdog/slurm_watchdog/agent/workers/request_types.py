@@ -216,13 +216,11 @@ class FindListeners(Request[Listeners]):
     port: Annotated[int, Meta(ge=1, le=65535)]
 
 
-class AskRas(Request[RasAnswer]):
-    """NCCL's RAS of a job, by a port on which processes of the job listen, and no one else."""
+class ParseRas(Request[RasAnswer]):
+    """What NCCL's RAS of a job has answered to the courier, compressed."""
 
-    task = "ask_ras"
-    listeners: Listeners
-    port: Annotated[int, Meta(ge=1, le=65535)]
-    deadline_s: Seconds = 12.0  # For the whole talk: RAS itself gives the other processes 5 s.
+    task = "parse_ras"
+    answer: bytes
 
 
 PlaceKind = Literal["directory", "tracker", "clock"]

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from slurm_watchdog.identity.munge_library import AgentCredentials, MungeLibrary
+from slurm_watchdog.controller.ingest.endpoint import AgentCredentials
+from slurm_watchdog.identity.munge_library import MungeLibrary
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
 from tests.builders.identity_door import Port, listening

@@ -31,14 +31,13 @@ import msgspec
 from lab.bench import fleet_munge, fleet_tls
 from lab.bench.fleet_reports import WHOLE_EVERY, Shape, events_of, fault_of, logs_of, report_of, small_of
 from slurm_watchdog.agent.delivery.sender import backoff_s
-from slurm_watchdog.identity.munge_protocol import TO_AGENT, TO_CONTROLLER, Seal
 from slurm_watchdog.model.observations import NodeEvent
 from slurm_watchdog.model.report import Report, is_state
-from slurm_watchdog.wire.codec import MAX_BYTES, decode_reply, encode_report, with_age
+from slurm_watchdog.wire.codec import decode_reply, encode_report, encode_state, with_age
 from slurm_watchdog.wire.frames import (
     BYE,
     HELLO,
-    MAGIC,
+    MAX_BYTES,
     NEWS,
     OPENED,
     ORDERS,
@@ -46,14 +45,14 @@ from slurm_watchdog.wire.frames import (
     REPORT,
     STATE,
     TAKEN,
+    TO_AGENT,
+    TO_CONTROLLER,
     WELCOME,
-    Bye,
     FrameError,
-    Hello,
     Inbox,
-    Welcome,
+    Seal,
+    hello,
     pack,
-    unpack,
 )
 from tests.munged import Munged
 
@@ -267,19 +266,16 @@ class Fleet:
         agent.ready = True
         self.shaking.discard(agent.index)
         self.epoll.modify(sock.fileno(), select.EPOLLIN)
-        hello = msgspec.msgpack.encode(Hello(self.shape.name(agent.index)))
-        self._write(agent, HELLO, MAGIC + hello)
+        self._write(agent, HELLO, hello(self.shape.name(agent.index)))
 
     def _take(self, agent: Agent, kind: bytes, body: bytes) -> None:
         """One frame of the controller's."""
         if kind == BYE:
-            bye = unpack(body, Bye)
             self.tally.refused += 1
-            raise OSError(f"refused: {bye.code}: {bye.why}")
+            raise OSError(f"refused: {body.decode()}")
         if kind == WELCOME:
             assert self.munge is not None
-            challenge = unpack(body, Welcome).challenge
-            agent.key, credential = self.munge.begin(self.shape.name(agent.index), challenge)
+            agent.key, credential = self.munge.begin(self.shape.name(agent.index), body.decode())
             self._write(agent, PROOF, credential)
         elif kind == OPENED:
             if agent.key:
@@ -312,7 +308,7 @@ class Fleet:
         sequence, made_at, number = agent.waiting[0]
         now = time.monotonic()
         report = self._report(agent, sequence, number)
-        body, kind = encode_report(report), STATE if is_state(report) else REPORT
+        body, kind = (encode_state(report), STATE) if is_state(report) else (encode_report(report), REPORT)
         if now - made_at > 0.05:
             body = with_age(body, now - made_at)
         agent.in_flight, agent.sent_at = kind == REPORT, now

@@ -6,10 +6,8 @@ from __future__ import annotations
 import ctypes
 import os
 
-import msgspec
-
 from slurm_watchdog.identity.munge_library import AES128, CIPHER, SOCKET, UID_RESTRICTION, load
-from slurm_watchdog.identity.munge_protocol import KEY_BYTES, SessionOffer
+from slurm_watchdog.wire.frames import KEY_BYTES, offer
 from tests.munged import Munged
 
 
@@ -30,7 +28,7 @@ class Client:
     def begin(self, node: str, challenge: str) -> tuple[bytes, bytes]:
         """The key of a stream of `node`, and the credential that tells the controller. Raises OSError."""
         key, text = os.urandom(KEY_BYTES), ctypes.c_char_p()
-        payload = msgspec.json.encode(SessionOffer(key.hex(), node, challenge))
+        payload = offer(key, node, challenge)
         code = self._library.munge_encode(ctypes.byref(text), self._context, payload, len(payload))
         if code != 0 or text.value is None:
             raise OSError(f"munged makes no credential: {code}")

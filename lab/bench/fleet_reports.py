@@ -170,8 +170,7 @@ def events_of(shape: Shape, index: int, since: int, number: int) -> tuple[Event,
                 step_s=STEP_S + 0.01 * (step * 31 % 7),
                 loss=loss,
                 pattern="megatron",
-                line=f"iteration {1000 + step}/500000 | consumed samples: {step * 2048} | elapsed time per iteration (ms): "
-                f"{4000 + step * 31 % 7 * 10}.0 | global batch size: 2048 | lm loss: {loss:.6E} |",
+                batch=2048,
             )
         )
     if any(each % SAVE_EVERY == 60 for each in range(since + 1, number + 1)):

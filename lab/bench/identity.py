@@ -15,22 +15,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-import msgspec
-
 from lab.bench import fleet_tls
 from lab.bench.figures import Figures, say
-from slurm_watchdog.agent.delivery.stream import ProvenStream
+from slurm_watchdog.agent.courier.streams import ProvenStream
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.controller.ingest.endpoint import OwnUser, ReportEndpoint
-from slurm_watchdog.identity.munge_library import AgentCredentials, MungeLibrary
-from slurm_watchdog.identity.munge_protocol import TO_AGENT, TO_CONTROLLER, Seal
+from slurm_watchdog.controller.ingest.endpoint import AgentCredentials, OwnUser, ReportEndpoint
+from slurm_watchdog.identity.munge_library import Credential, MungeLibrary
 from slurm_watchdog.identity.secret_files import TlsFiles
 from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import encode_report
-from slurm_watchdog.wire.frames import HELLO, MAGIC, OPENED, PROOF, REPORT, TAKEN, Hello
+from slurm_watchdog.wire.frames import HELLO, OPENED, PROOF, REPORT, TAKEN, TO_AGENT, TO_CONTROLLER, Seal, hello
 
 AGENTS = 500
 ROUNDS = 40
@@ -109,7 +106,7 @@ def _node(number: int) -> str:
 
 def _open(sock: socket.socket, mode: str, number: int) -> ProvenStream:
     link = ProvenStream(sock, 30.0)
-    link.send(HELLO, MAGIC + msgspec.msgpack.encode(Hello(_node(number))))
+    link.send(HELLO, hello(_node(number)))
     if mode == "session":
         link.receive()
         link.send(PROOF, b"the key is known")
@@ -124,7 +121,7 @@ def _open(sock: socket.socket, mode: str, number: int) -> ProvenStream:
 def _report(link: ProvenStream, number: int, sequence: int) -> None:
     link.send(REPORT, _body(_node(number), sequence))
     answer = link.receive()
-    assert answer is not None and answer[0] == TAKEN, answer
+    assert answer[0] == TAKEN, answer
 
 
 def _body(node: str, sequence: int) -> bytes:
@@ -158,10 +155,15 @@ def _rss_kib(pid: int) -> float:
 # -- the controller's end ----------------------------------------------------------------------------------------
 
 
+class NoMunge(MungeLibrary):
+    async def decode(self, credential: str) -> Credential:
+        return Credential(0, 0, True, b"")
+
+
 class KnownKey(AgentCredentials):
     """What munged itself costs is not measured here."""
 
-    async def key_of(self, text: str, node: str, challenge: str) -> bytes:
+    def key_in(self, shown: Credential, node: str, challenge: str) -> bytes:
         return KEY
 
 
@@ -172,9 +174,10 @@ async def _serve(mode: str, place: Path) -> None:
     door = ReportEndpoint(
         address_of=None,
         accept=lambda report: Reply(controller_id="c"),
+        hold=lambda node, agent, said, before: (None, None),
         metrics=ControllerMetrics(),
         healthy=lambda: (True, ""),
-        identity=tls or (KnownKey(0, frozenset(), MungeLibrary()) if mode == "session" else OwnUser(0, "")),
+        identity=tls or (KnownKey(0, frozenset(), NoMunge()) if mode == "session" else OwnUser(0, "")),
         interval_s=0.001,
     )
     server = door.server()

@@ -26,10 +26,18 @@ from slurm_watchdog.controller.app import COLLECT_AFTER
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.model.report import Report
+from slurm_watchdog.model.protocol import Reply
+from slurm_watchdog.model.report import Report, State, is_state
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.notify.dispatcher import make_notifier
-from slurm_watchdog.wire.codec import decode_reply, decode_report, encode_reply, encode_report
+from slurm_watchdog.wire.codec import (
+    decode_reply,
+    decode_report,
+    decode_state,
+    encode_reply,
+    encode_report,
+    encode_state,
+)
 from tests.builders import views
 
 CONFIG = (
@@ -51,16 +59,21 @@ class Bench:
     whole: dict[int, int] = field(default_factory=dict)
     """Node -> number of its newest whole report."""
     closely: dict[int, bool | None] = field(default_factory=dict)
+    bases: dict[str, object] = field(default_factory=dict)
+    """What the newest answer of each node depended on."""
 
     def reports(self, nodes: Iterable[int], number: int, into: str) -> None:
         for index in nodes:
             self.sequence += 1
             report = self._report(index, number, is_news=not into)
-            body = encode_report(report)
+            is_short = is_state(report)
+            body = encode_state(report) if is_short else encode_report(report)
             began = time.thread_time()
-            answer = encode_reply(self.controller.accept(decode_report(body)))
+            reply = self._take(report, decode_state(body) if is_short else decode_report(body))
+            answer = b"" if reply is None else encode_reply(reply)
             took_s = time.thread_time() - began
-            self.closely[index] = decode_reply(answer).closely
+            if answer:
+                self.closely[index] = decode_reply(answer).closely
             if into:
                 self.took_s[into].append(took_s)
                 self.took_s["small" if report.same_as else "whole"].append(took_s)
@@ -82,6 +95,13 @@ class Bench:
             return report
         events = events_of(self.shape, index, max(0, number - 1), number)
         return replace(report, logs=logs_of(self.shape, index, number), events=events)
+
+    def _take(self, report: Report, said: Report | State) -> Reply | None:
+        if isinstance(said, Report):
+            return self.controller.accept(said)
+        agent = report.boot_id, report.agent_id
+        self.bases[report.node], reply = self.controller.hold(report.node, agent, said, self.bases.get(report.node))
+        return reply
 
     def tick(self, into: str) -> None:
         self.second += 1.0

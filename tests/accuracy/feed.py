@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.logs.log_file import condense, make_event
+from slurm_watchdog.agent.logs.log_file import condense, shown
+from slurm_watchdog.agent.logs.step_rows import StepRows, make_event
 from slurm_watchdog.model.observations import Event, EventKind, LogFile, NodeEvent
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.parse.training_log.line import parse_line
@@ -28,19 +29,24 @@ class Reader:
     def events(self, said: Said) -> tuple[tuple[Event, ...], int]:
         """The events of these lines, and how many more were left out."""
         found: dict[tuple[str, str], list[Event]] = {}
+        rows: dict[tuple[str, str], StepRows] = {}
         for at, job_id, stream, text in said.lines:
             for line in text.replace("\r", "\n").split("\n"):
                 fact = parse_line(line) if line else None
-                if fact is not None and not self._known(job_id, stream, fact):
-                    found.setdefault((job_id, stream), []).append(
-                        make_event(line, fact, said.at - at if said.dated else 0.0)
-                    )
+                if fact is None or self._known(job_id, stream, fact):
+                    continue
+                items, open_rows = found.setdefault((job_id, stream), []), rows.setdefault((job_id, stream), StepRows())
+                age_s = said.at - at if said.dated else 0.0
+                if fact.kind is EventKind.PROGRESS:
+                    items += open_rows.add(line, fact, age_s, 1)
+                else:
+                    items += [*open_rows.close(), make_event(line, fact, age_s)]
         events: list[Event] = []
         dropped = 0
         for (job_id, stream), items in found.items():
-            kept, left_out = condense(items)
+            kept, left_out = condense(items + rows[job_id, stream].close())
             dropped += left_out
-            events += [replace(event, job_id=job_id, source=stream) for event in kept]
+            events += [replace(shown(event), job_id=job_id, source=stream) for event in kept]
         return tuple(events), dropped
 
     def _known(self, job_id: str, stream: str, fact: LogFact) -> bool:

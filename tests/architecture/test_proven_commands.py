@@ -15,10 +15,12 @@ SOURCES = sorted((CHECKOUT / "watchdog/slurm_watchdog").rglob("*.py"))
 AGENT = sorted((CHECKOUT / "watchdog/slurm_watchdog" / "agent").rglob("*.py"))
 
 ONLY_IN = {
-    "ProvenStream": {"agent/delivery/stream.py"},
-    "OwnSocket": {"agent/delivery/sender.py"},
-    "TlsController": {"agent/delivery/sender.py"},
-    "MungeController": {"agent/delivery/sender.py"},
+    "ProvenStream": {"agent/courier/streams.py"},
+    "OwnSocket": {"agent/courier/process.py"},
+    "TlsController": {"agent/courier/process.py"},
+    "MungeController": {"agent/courier/process.py"},
+    "Courier": {"agent/courier/process.py"},
+    "CourierLink": {"agent/context.py"},
     "parse_reply": {"agent/delivery/sender.py"},
     "OwnUser": {"standalone/run.py"},
 }
@@ -60,7 +62,7 @@ def test_a_controller_without_a_proof_of_its_own_is_made_nowhere() -> None:
 
 def test_a_reply_is_decoded_in_one_place_of_the_agent_and_commands_are_taken_in_one() -> None:
     found = set(calls(AGENT))
-    assert {module for name, module in found if name == "decode_reply"} == {"agent/delivery/stream.py"}
+    assert {module for name, module in found if name == "decode_reply"} == {"agent/delivery/replies.py"}
     accepting = {
         str(file.relative_to(CHECKOUT / "watchdog/slurm_watchdog"))
         for file in AGENT

@@ -25,11 +25,10 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from slurm_watchdog.agent.delivery.munge_connection import MungeController
-from slurm_watchdog.agent.delivery.sender import Sender, Spool, controllers
-from slurm_watchdog.agent.delivery.stream import Controllers, OwnSocket, TcpController
-from slurm_watchdog.config.agent import Security
-from slurm_watchdog.identity.munge_protocol import TO_AGENT, Seal, SessionOffer
+from slurm_watchdog.agent.courier.munge import MungeController
+from slurm_watchdog.agent.courier.process import controllers
+from slurm_watchdog.agent.courier.streams import Controller, OwnSocket, TcpController
+from slurm_watchdog.agent.delivery.spool import Spool
 from slurm_watchdog.identity.transport import Transport
 from slurm_watchdog.model.protocol import Command, Reply
 from slurm_watchdog.model.report import Report
@@ -42,15 +41,16 @@ from slurm_watchdog.wire.frames import (
     ORDERS,
     PROOF,
     TAKEN,
+    TO_AGENT,
     WELCOME,
-    Bye,
     Inbox,
-    Welcome,
+    Seal,
     pack,
 )
 from tests.as_user import as_user
 from tests.builders.identity_door import until
 from tests.builders.identity_files import issue, make_authority, node_files, revoke
+from tests.builders.sending import DrivenSender, link_to
 from tests.builders.wire_fill import filled
 from tests.munged import THERE, Munged, munged
 from tests.proven_server import serving
@@ -127,7 +127,7 @@ def says_yes(impostor: Impostor, kind: bytes, body: bytes) -> bytes:
 def plays_the_session(impostor: Impostor, kind: bytes, body: bytes) -> bytes:
     """Gives a challenge, takes the credential, and proves what it says with a key of its own."""
     if kind == HELLO:
-        return pack(WELCOME, msgspec.msgpack.encode(Welcome("0" * 32)))
+        return pack(WELCOME, b"0" * 32)
     if kind == PROOF:
         mine = Seal(b"m" * 32, TO_AGENT)
         return pack(OPENED, mine.mac(OPENED)) + pack(ORDERS, impostor.reply, mine)
@@ -136,7 +136,7 @@ def plays_the_session(impostor: Impostor, kind: bytes, body: bytes) -> bytes:
 
 def refuses(impostor: Impostor, kind: bytes, body: bytes) -> bytes:
     """Says of everything that it is garbage."""
-    return pack(BYE, msgspec.msgpack.encode(Bye("garbage", "no")))
+    return pack(BYE, b"garbage no")
 
 
 @dataclass
@@ -149,26 +149,21 @@ class Stage:
     keys: list[bytes] = field(default_factory=list)
     """Of the sessions that the agent wanted to begin."""
 
-    def controller(self, transport: Transport, address: Any) -> Controllers:
+    def controller(self, transport: Transport, address: Any) -> Controller:
         """As an agent has it that is set to this transport."""
         if transport == "unix":
-            return Controllers([OwnSocket(address, "n1", ORDINARY)])
+            return OwnSocket(address, "n1", ORDINARY)
         url = f"{'https' if transport == 'tls' else 'http'}://localhost:{address[1]}"
-        security = Security(
-            mode=transport,
-            tls_directory=str(self.ca / "nodes" / "n1"),
-            controller_user=str(CONTROLLER),
-            munge_socket=self.munge.socket,
-        )
-        found = controllers([url], security, "n1")
-        if isinstance(found.current, MungeController):
-            encode = found.current._encode
+        place = str(self.ca / "nodes" / "n1") if transport == "tls" else f"{CONTROLLER}:{self.munge.socket}"
+        (found,) = controllers("n1", transport, place, [url])
+        if isinstance(found, MungeController):
+            encode = found.encode
 
             def noted(payload: bytes) -> str:
-                self.keys.append(bytes.fromhex(msgspec.json.decode(payload, type=SessionOffer).key))
+                self.keys.append(bytes.fromhex(payload.split()[0].decode()))
                 return encode(payload)
 
-            found.current._encode = noted
+            found.encode = noted  # type: ignore[method-assign]
         return found
 
 
@@ -242,13 +237,13 @@ ROWS = [
 def attack(
     stage: Stage,
     impostor: Impostor,
-    controller: Callable[[Any], Controllers],
+    controller: Callable[[Any], Controller],
     uid: int,
     tls: ssl.SSLContext | None = None,
 ) -> tuple[list[tuple[Command, ...]], str]:
     """What the agent's loop was asked, and what its sender says is wrong, after it tried to report to the impostor."""
     with impostor.listening(uid, tls):
-        sender = Sender(Spool(), controller(impostor.address))
+        sender = DrivenSender(Spool(), link_to([controller(impostor.address)]))
         sender.start()
         sender.put(REPORT)
         found: list[tuple[Command, ...]] = []
@@ -284,9 +279,9 @@ def test_an_impostor_at_the_controller_s_address_is_not_obeyed_and_learns_nothin
     stage.keys.clear()
 
 
-def trusting(address: Any) -> Controllers:
+def trusting(address: Any) -> Controller:
     """Asks for no proof. Nothing of the product can make such a one without a socket of the user's own."""
-    return Controllers([TcpController(f"http://localhost:{address[1]}", "n1")])
+    return TcpController(f"http://localhost:{address[1]}", "n1")
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
@@ -319,7 +314,7 @@ def test_who_takes_the_port_of_a_stream_that_has_ended_gets_no_report_and_destro
     with serving(stage.munge, lambda report: Reply(controller_id="c")) as port:
         address = ("127.0.0.1", port.number)
         counts: list[str] = []
-        sender = Sender(Spool(), stage.controller("munge", address), counts.append)
+        sender = DrivenSender(Spool(), link_to([stage.controller("munge", address)]), counts.append)
         sender.start()
         sender.put(REPORT)
         until(lambda: [each.sequence for each in port.reports] == [1] and "sent" in counts)
@@ -343,5 +338,5 @@ def test_at_a_socket_of_the_same_user_the_same_answer_is_the_controller_s(stage:
 
 def test_an_agent_of_root_believes_no_ordinary_user_at_its_socket(stage: Stage) -> None:
     impostor = Impostor(command_of(COMMANDS[0]), says_yes, address=str(stage.place / "root"))
-    found, problem = attack(stage, impostor, lambda address: Controllers([OwnSocket(address, "n1", 0)]), ORDINARY)
+    found, problem = attack(stage, impostor, lambda address: OwnSocket(address, "n1", 0), ORDINARY)
     assert found == [] and str(ORDINARY) in problem

@@ -34,9 +34,9 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.agent import Agent
 from slurm_watchdog.agent.children.requests import BlockedCall, IdentifyProcesses, ResolveCalls, WorkerState
 from slurm_watchdog.agent.commands import Commands
+from slurm_watchdog.agent.courier.streams import TcpController
 from slurm_watchdog.agent.delivery.sender import Sender
 from slurm_watchdog.agent.delivery.spool import Spool
-from slurm_watchdog.agent.delivery.stream import Controllers, TcpController
 from slurm_watchdog.agent.evidence import stacks, tool
 from slurm_watchdog.agent.logs import log_file
 from slurm_watchdog.agent.logs.job_logs import JobLogs
@@ -82,6 +82,7 @@ from tests.builders.open_doors import MARK, PEOPLE, doors
 from tests.builders.page_requests import EVIDENCE, PROXY, controller, get, gets, named
 from tests.builders.policy_inputs import INCIDENT, LIMITS
 from tests.builders.program_paths import PROGRAM_PATHS
+from tests.builders.sending import link_to
 from tests.builders.supervisor_links import Peer, link_at, rows
 from tests.builders.views import process, slurm_job
 from tests.builders.wire_fill import filled
@@ -300,7 +301,7 @@ def key_in_an_error_line(stage: Stage) -> bool:
     line = f"requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://x.example/v1?api_key={key}"
     fact = parse_line(line)
     assert fact is not None and fact.kind is EventKind.ERROR
-    return key in str(log_file.make_event(line, fact, 0.0))
+    return key in str(log_file.shown(log_file.make_event(line, fact, 0.0)))
 
 
 def kernel_line_of_a_name(stage: Stage) -> bool:
@@ -400,7 +401,7 @@ def agent_left_behind(stage: Stage) -> bool:
     settings = settings_of(parse_config(f"agent: {{node_name: n1, kernel_log: '', state_directory: '{stage.place}', give_up_after: 10min}}"))  # fmt: skip
     agent = Agent(settings)
     try:
-        sender = Sender(Spool(10**6, 60), Controllers([TcpController("http://127.0.0.1:1", "n1")]))
+        sender = Sender(Spool(10**6, 60), link_to([TcpController("http://127.0.0.1:1", "n1")]))
         service = Service(agent, sender, AgentMetrics(), Signals())
         service.tick(service.sender.heard_at + 3600.0)
         return not service.signals.stop

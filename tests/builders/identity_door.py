@@ -12,11 +12,11 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from slurm_watchdog.agent.delivery.stream import Controller, ProvenStream, Refused, TcpController
+from slurm_watchdog.agent.courier.streams import Controller, ProvenStream, Refused, TcpController
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import OwnUser, ReportEndpoint
 from slurm_watchdog.model.protocol import Reply
-from slurm_watchdog.model.report import Report
+from slurm_watchdog.model.report import Report, State
 from slurm_watchdog.wire import port as wire
 from slurm_watchdog.wire.codec import encode_report
 from slurm_watchdog.wire.frames import ORDERS, REPORT, TAKEN
@@ -32,7 +32,9 @@ class Port:
         self.loop = options.pop("loop", None) or asyncio.new_event_loop()
         options = {"identity": OwnUser(0, ""), "address_of": None, **options}
         self.healthy = True, "well"
-        self.door = ReportEndpoint(accept=self.accept, metrics=self.metrics, healthy=lambda: self.healthy, **options)
+        self.door = ReportEndpoint(
+            accept=self.accept, hold=self.hold, metrics=self.metrics, healthy=lambda: self.healthy, **options
+        )
         self.server: wire.Port = self.door.server()
         self.server.only_uid = None  # these clients come by TCP; whose socket it is: test_unix.py
         self.number = 0
@@ -40,6 +42,9 @@ class Port:
     def accept(self, report: Report) -> Reply:
         self.reports.append(report)
         return self.take(report)
+
+    def hold(self, node: str, agent: tuple[str, str], said: State, before: object) -> tuple[object, Reply]:
+        return None, self.accept(said.report(node, agent))
 
     def do(self, work: Callable[[], Any]) -> Any:
         """Calls `work` in the thread of the port."""
@@ -106,6 +111,7 @@ class Agent:
 
     def __init__(self, controller: Controller):
         self.controller = controller
+        self.restart: Callable[[], Controller] | None = None  # What a courier that starts makes of its files.
         self.link: ProvenStream | None = None
         self.why = ""  # The sentence of the last BYE.
 
@@ -118,11 +124,14 @@ class Agent:
     def say(self, body: bytes) -> str:
         """The same for any bytes."""
         if self.controller.is_renewed():
+            assert self.restart is not None
+            node, self.controller = self.controller.node, self.restart()
+            self.controller.node = node
             self.close()
         try:
             self.link = self.link or self.controller.open(20.0)
             self.link.send(REPORT, body)
-            while (frame := self.link.receive()) is None or frame[0] == ORDERS:
+            while (frame := self.link.receive())[0] == ORDERS:
                 pass
             assert frame[0] == TAKEN
         except Refused as error:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Generator
+
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.incidents.judge import NUMBERS_S, Judge
+from slurm_watchdog.base.ticking import SHOWN_S
+from slurm_watchdog.controller.incidents.judge import Judge
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Finding, Truth
 
@@ -14,20 +18,22 @@ class JudgedTwice(Judge):
 
     kept = 0
 
-    def detect(self, now: float) -> list[Finding]:
-        found = super().detect(now)
+    def detecting(self, clock: Callable[[], float]) -> Generator[None, None, list[Finding]]:
+        found = yield from super().detecting(clock)
+        now = self.view.now
         for job_id, judged in self._judged.items():
             run = self.state.runs.get(job_id)
             assert run is not None
             self.kept += judged.at < now
-            if run.has_numbers:  # they wait for NUMBERS_S, at most, and only where nothing was wrong
-                assert judged.at > now - NUMBERS_S and not any(each.truth is Truth.BAD for each in judged.findings)
+            if run.has_numbers:
+                assert judged.at > now - run.numbers_wait_s
                 continue
             if judged.at < now and self.is_coming(run, judged):
                 continue
             job = self.state.view_of(run, now)
             whole, limit_s = self.findings_of(job, self.view, now)
-            said, again = ([_said(each, self.view.asked) for each in found] for found in (judged.findings, whole))
+            said = [_said(each, self.view.asked, now, judged.at) for each in judged.findings]
+            again = [_said(each, self.view.asked, now, judged.at) for each in whole]
             assert said == again, (job_id, now, judged.at)
             assert judged.limit_s == limit_s
             shown = next(each for each in self.view.jobs if each.job.job_id == job_id)
@@ -35,12 +41,21 @@ class JudgedTwice(Judge):
         return found
 
 
-def _said(finding: Finding, asked: frozenset[str]) -> Finding:
-    """How long something has been well, or is not known and asked about by no one, is of no concern."""
+AGES = re.compile(r"\d[\d.]* (?:s|min|h|d)\b(?: \d\d min)?")
+
+
+def _said(finding: Finding, asked: frozenset[str], now: float, judged_at: float) -> Finding:
+    """The finding at `now`. How long something has been well, or is not known and asked about by no one, is of no
+    concern; the ages in its texts may be SHOWN_S old."""
     counts = (
         finding.truth is Truth.BAD or finding.wanted or (finding.truth is not Truth.OK and finding.subject in asked)
     )
-    return finding if counts else replace(finding, duration_s=0.0)
+    finding = replace(finding, duration_s=round(finding.lasts_s(now), 1) if counts else 0.0, began_mono=None)
+    if not now - SHOWN_S < judged_at < now:
+        return finding
+    named = tuple(replace(each, reason=AGES.sub("AGE", each.reason)) for each in finding.culprits)
+    facts = tuple(AGES.sub("AGE", each) for each in finding.facts)
+    return replace(finding, summary=AGES.sub("AGE", finding.summary), facts=facts, culprits=named)
 
 
 def _rounded(job: JobView) -> tuple[object, ...]:

@@ -64,14 +64,12 @@ api.sendall(b"GET /v1/status HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\
 assert b" 200 " in api.recv(64)
 """)
 REPORT = _python("""
-from slurm_watchdog.agent.delivery.sender import controllers
-from slurm_watchdog.config.agent import Security
+from slurm_watchdog.agent.courier.process import controllers
 from slurm_watchdog.model.report import (Report)
 from slurm_watchdog.wire.codec import encode_report
 from slurm_watchdog.wire.frames import REPORT, TAKEN
-security = Security(mode="munge", tls_directory="", controller_user="slurm-watchdog", munge_socket="")
 report = encode_report(Report(node="wd1", boot_id="b", agent_id="eve", sequence=1))
-stream = controllers(["http://wd1:9765"], security, "wd1").current.open(5.0)
+stream = controllers("wd1", "munge", "slurm-watchdog:", ["http://wd1:9765"])[0].open(5.0)
 stream.send(REPORT, report)
 assert stream.receive()[0] == TAKEN
 """)
@@ -129,11 +127,9 @@ socketserver.ThreadingTCPServer(("10.78.0.1", 9765), Server).serve_forever()
 """
 """Greets who comes to the controller's address, and opens streams as the controller does; but for what it cannot know."""
 CREDULOUS: Final = (
-    "change agent/delivery/munge_connection.py 's/or not incoming.is_of.*:$/or not incoming.mac(OPENED):/'"
+    "change agent/courier/munge.py 's/or not incoming.is_of.*:$/or not incoming.mac(OPENED):/'"
     " && change agent/proc/job_membership.py 's/owners.get(claimed.job_id) == process.uid/claimed.job_id in owners/'"
     r" && change controller/state/door.py '/^def _is_of_job/a\    return True'"
 )
 """An agent that believes any answer, and any claim; and a controller that believes both."""
-WARY: Final = (
-    "restore agent/delivery/munge_connection.py; restore agent/proc/job_membership.py; restore controller/state/door.py"
-)
+WARY: Final = "restore agent/courier/munge.py; restore agent/proc/job_membership.py; restore controller/state/door.py"

@@ -84,14 +84,16 @@ class Endurance:
 
     def __init__(self, place: Path, port: int) -> None:
         from slurm_watchdog.agent.agent import Agent
-        from slurm_watchdog.agent.delivery.sender import Sender, Spool
-        from slurm_watchdog.agent.delivery.stream import Controllers, TcpController
+        from slurm_watchdog.agent.courier.streams import TcpController
+        from slurm_watchdog.agent.delivery.sender import Sender
+        from slurm_watchdog.agent.delivery.spool import Spool
         from slurm_watchdog.agent.metrics import AgentMetrics
         from slurm_watchdog.agent.service import Service
         from slurm_watchdog.agent.settings import Settings
         from slurm_watchdog.base import clock, loop
         from slurm_watchdog.config.agent import Agent as AgentSettings
         from slurm_watchdog.config.agent import Security
+        from tests.builders.sending import link_to
 
         self._real = clock.monotonic
         self._later_s = 0.0
@@ -120,12 +122,11 @@ class Endurance:
         self.metrics = AgentMetrics(self.agent.children.counts)
         self.sender = Sender(
             Spool(8 << 20, 600.0),
-            Controllers([TcpController(url, "n1")]),
+            link_to([TcpController(url, "n1")]),
             count=self.metrics.count_report,
             now=self.now,
         )
         self.service = Service(self.agent, self.sender, self.metrics, loop.Signals())
-        self.sender.start()
         self.problems: set[str] = set()
 
     def now(self) -> float:
@@ -137,8 +138,9 @@ class Endurance:
         self._later_s += INTERVAL_S
         self.service.tick(self.now())
         self.problems.update(self.agent.seen.problems)
-        for _ in range(100):  # its thread gets the time that it would have between two ticks
-            wait_readable((), 0.002)
+        for _ in range(100):  # the courier gets the time that it would have between two ticks
+            wait_readable([self.sender.link.fileno()], 0.002)
+            self.sender.pump()
             if not self.sender.spool_bytes:
                 break
         self.service.between(self.now())

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.base.python310 import run_code
+from slurm_watchdog.controller.state.progress_clock import lines_of
 from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
@@ -132,7 +133,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def steps(reports: list[Report]) -> list[int]:
     """Of our rank: others may have jobs on this machine."""
     events = (event for report in reports for event in report.events if event.job_id == JOB)
-    return [each.step for each in events if each.kind is EventKind.PROGRESS and each.step is not None]
+    lines = (line for each in events if each.kind is EventKind.PROGRESS for line in lines_of(each))
+    return [line.step for line in lines if line.step is not None]
 
 
 def interval(node: Node) -> float | None:

@@ -30,7 +30,7 @@ def counted(watchdog: Watchdog, outcome: str) -> float:
 
 HEARD = """
 import json, socket, sys
-from slurm_watchdog.agent.delivery.munge_connection import Munge, MungeController
+from slurm_watchdog.agent.courier.munge import Munge, MungeController
 from slurm_watchdog.model.report import (Report)
 from slurm_watchdog.wire.codec import encode_report
 from slurm_watchdog.wire.frames import REPORT

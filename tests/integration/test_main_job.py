@@ -299,8 +299,8 @@ def test_agents_may_start_before_the_controller_and_their_old_reports_are_not_ju
 
 ON_A_NODE = """
 import sys
-from slurm_watchdog.agent.delivery.munge_connection import Munge, MungeController
-from slurm_watchdog.agent.delivery.stream import Refused
+from slurm_watchdog.agent.courier.munge import Munge, MungeController
+from slurm_watchdog.agent.courier.streams import Refused
 from slurm_watchdog.wire.frames import REPORT
 
 url, munge, claimed, proven = sys.argv[1:]

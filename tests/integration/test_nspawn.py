@@ -19,8 +19,8 @@ from tools.packaging.build import VERSION, make
 from tools.packaging.layout import units
 
 NEXT = f"{VERSION}+1"
-CONTROLLER, AGENT = (f"slurm-watchdog-{name}.service" for name in ("controller", "agent"))
-SERVICES = (CONTROLLER, AGENT)
+CONTROLLER, AGENT, COURIER = (f"slurm-watchdog-{name}.service" for name in ("controller", "agent", "courier"))
+SERVICES = (CONTROLLER, AGENT, COURIER)
 CONFIG = "/etc/slurm-watchdog/config.yaml"
 DEADLINE_S = 120.0
 pytestmark = pytest.mark.timeout(900)

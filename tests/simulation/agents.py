@@ -25,8 +25,10 @@ from slurm_watchdog.agent.children.requests import (
     WriteSwitch,
 )
 from slurm_watchdog.agent.commands import Commands, OwnSwitches, Refused
-from slurm_watchdog.agent.delivery.sender import Spool, backoff_s
-from slurm_watchdog.agent.delivery.stream import ANSWER_S, parse_reply
+from slurm_watchdog.agent.courier.streams import ANSWER_S
+from slurm_watchdog.agent.delivery.replies import parse_reply
+from slurm_watchdog.agent.delivery.sender import backoff_s
+from slurm_watchdog.agent.delivery.spool import Spool
 from slurm_watchdog.model.evidence import NodeEvidence, ProcessStack, RankEvidence, StackDump, ThreadState
 from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.observations import Event, EventKind, MountProbe, Role

@@ -13,7 +13,7 @@ import pytest
 from slurm_watchdog.agent.children.children import MAX_CHILDREN, Children
 from slurm_watchdog.agent.children.requests import KillSwitch, RemoveSwitch, WorkerState, WriteSwitch
 from slurm_watchdog.agent.commands import Commands, OwnSwitches
-from slurm_watchdog.agent.delivery.stream import MAX_COMMANDS
+from slurm_watchdog.agent.delivery.replies import MAX_COMMANDS
 from slurm_watchdog.agent.files import as_owner
 from slurm_watchdog.agent.files.mount_probing import MountProber
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses

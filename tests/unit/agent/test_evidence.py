@@ -47,6 +47,7 @@ from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.protocol import CollectEvidence
 from tests.builders.agent_context import context_of
 from tests.builders.readers import serving
+from tests.builders.sending import link_to
 
 TCP = """\
   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
@@ -360,7 +361,7 @@ def collect(
     only_ras: bool = False, own_words: Mapping[str, int | None] | None = None, uid: int = -1,
 ) -> NodeEvidence:  # fmt: skip
     logs = JobLogs(UserLooks(probes, ProcessTable()), read_mounts(), "n1", (), become_owner=False)
-    context = context_of(probes, logs)
+    context = context_of(probes, logs, courier=link_to([]))
     context.processes.details_of = lambda pid, start: known
     context.processes.error_files_of = lambda job: own_words or {}
     command = CollectEvidence(
@@ -369,9 +370,12 @@ def collect(
     collection = Collection(command, context, uid, clock.monotonic(), processes)
     while (answer := collection.advance(clock.monotonic())) is None:
         due_at = collection.due_at()
-        woken = wait_readable(probes.filenos(), min(due_at, clock.monotonic() + 10.0) - clock.monotonic())
+        woken = wait_readable(
+            [context.courier.fileno(), *probes.filenos()], min(due_at, clock.monotonic() + 10.0) - clock.monotonic()
+        )
         assert woken or clock.monotonic() >= due_at, "nothing would have woken the agent for it"
         probes.poll(clock.monotonic())
+        context.courier.receive()
     return answer
 
 
@@ -455,6 +459,7 @@ def test_the_ras_of_a_job_is_asked_where_its_environment_says_and_only_if_that_i
     finally:
         child.kill()
         child.communicate()
+    assert not any("RAS" in problem for problem in evidence.problems), evidence.problems
     assert (None if evidence.ras is None else evidence.ras.release) == ("2.28.9+cuda12.8" if asked else None)
     assert [bool(each.dumps) for each in evidence.ranks] == [not alone]
     assert not any("RAS" in problem for problem in evidence.problems)

@@ -18,14 +18,16 @@ from slurm_watchdog.agent.children.answers import FollowedLogs
 from slurm_watchdog.agent.children.requests import Follow, WorkerState
 from slurm_watchdog.agent.logs import log_file, position
 from slurm_watchdog.agent.logs.follow import MAX_ANSWER_EVENTS, FollowLimits, FollowMemory, expand, follow
-from slurm_watchdog.agent.logs.log_file import LogFollower, condense, make_event
+from slurm_watchdog.agent.logs.log_file import LogFollower, condense, shown
 from slurm_watchdog.agent.logs.position import LineBuffer
+from slurm_watchdog.agent.logs.step_rows import StepRows, make_event
+from slurm_watchdog.controller.state.progress_clock import lines_of
 from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.parse.training_log.line import parse_line
 
 
 def steps(items: Iterable[Event]) -> list[int | None]:
-    return [item.step for item in items]
+    return [each.step for item in items for each in lines_of(item)]
 
 
 class Log:
@@ -139,7 +141,7 @@ def test_a_redrawn_bar_counts_when_its_count_rises(log: Log) -> None:
 
 def test_each_loss_beside_the_same_rounded_epoch_is_read(log: Log) -> None:
     log.write("".join(f"{{'loss': {loss}, 'learning_rate': 5e-05, 'epoch': 0.01}}\n" for loss in (2.5, 2.4, 2.6)))
-    assert [each.loss for each in log.read()] == [2.5, 2.4, 2.6]
+    assert [each.loss for item in log.read() for each in lines_of(item)] == [2.5, 2.4, 2.6]
 
 
 def test_bytes_that_are_no_text(log: Log) -> None:
@@ -219,7 +221,8 @@ def test_a_file_truncated_and_grown_beyond_the_old_end_between_two_looks_is_read
     log.read()
     os.truncate(log.path, 0)
     log.write("begun at 11:30\n" + "".join(f"step {n}/100\n" for n in range(1, 9)))
-    assert steps(log.read()) == [1, 2, 3, 4, 5, 6, 7, 8]
+    (row,) = log.read()
+    assert (row.lines, steps([row])) == (8, [1, 5, 6, 8])
 
 
 def test_a_file_rewritten_to_the_same_size_is_read_anew(log: Log) -> None:
@@ -408,9 +411,8 @@ def test_windows_line_ends_cut_in_two(log: Log) -> None:
 def test_a_bar_of_many_kilobytes_without_a_line_feed(log: Log) -> None:
     for n in range(1, 2000):
         log.write(f"\r {n // 20}%|####      | {n}/2000 [00:01<01:39, 1.0s/it]")
-    found = steps(log.read())
-    assert found[-1] == 1998
-    assert 20 <= len(found) <= 50
+    (row,) = log.read()
+    assert (row.step, row.lines) == (1998, 1998)
 
 
 def test_text_in_utf_16_reads_like_ascii(log: Log) -> None:
@@ -524,7 +526,7 @@ def test_lines_that_waited_are_as_old_as_the_look_that_saw_them(tmp_path: Path) 
     one.refresh(112.0, 112.0, {})
     while one.has_more:
         one.read(112.0, 112.0)
-    assert [(item.step, item.age_s) for item in one.drain_events()[0]] == [(1, 7.0), (2, 0.0)]
+    assert [(steps([item]), item.age_s) for item in one.drain_events()[0]] == [([1, 2], 0.0)]
     assert one.grown_at == 112.0
 
 
@@ -542,7 +544,8 @@ def test_hundreds_of_files_give_an_answer_of_bounded_size(tmp_path: Path) -> Non
     assert all(sum(len(row.events) for row in rows) <= MAX_ANSWER_EVENTS for rows in answers)
     rows = [row for rows in answers for row in rows if row.events]
     assert [row.events[-1].step for row in rows] == [100] * 300
-    assert sum(len(row.events) + row.dropped for row in rows) == 30_000
+    assert sum(event.lines for row in rows for event in row.events) == 30_000
+    assert sum(row.dropped for row in rows) == 0
 
 
 # -- names -----------------------------------------------------------------------------------------------------
@@ -665,3 +668,92 @@ def test_a_loss_that_is_no_number_is_said_so_that_json_can_carry_it() -> None:
     items = [make_event(line, fact, 0.0) for line in lines if (fact := parse_line(line)) is not None]
     said = [(item.loss, item.loss_is_no_number) for item in items]
     assert said == [(None, True), (2.5, False), (None, False)]
+
+
+# -- rows of progress ------------------------------------------------------------------------------------------
+
+
+def row_of(lines: Iterable[str]) -> list[Event]:
+    rows, found = StepRows(), list[Event]()
+    for line in lines:
+        fact = parse_line(line)
+        assert fact is not None
+        found += rows.add(line, fact, 0.0, 1)
+    return found + rows.close()
+
+
+@pytest.mark.parametrize(
+    ("losses", "kept"),
+    [
+        (["2", "9", "3", "4", "5", "6"], ["9", "4", "5", "6"]),
+        (["2", "3", "nan", "nan", "nan", "nan", "nan"], ["3", "nan", "nan", "nan", "nan"]),
+        (["nan", "2", "3", "nan", "2.5", "nan"], ["3", "nan", "2.5", "nan"]),
+        (["nan", "1", "nan", "1", "nan", "nan", "1"], ["1", "nan", "nan", "1"]),
+        (["1", "inf", "2"], ["1", "nan", "2"]),
+    ],
+)
+def test_of_many_losses_a_row_has_the_newest_the_highest_and_where_bad_ones_began(
+    losses: list[str], kept: list[str]
+) -> None:
+    (row,) = row_of(f"iteration {at}/ 100 | lm loss: {loss} |" for at, loss in enumerate(losses, 1))
+    seen = [float("nan") if each.loss_is_no_number else each.loss for each in lines_of(row)]
+    assert str(seen) == str([float(each) for each in kept])
+    assert row.lines == len(losses)
+
+
+@given(st.lists(st.sampled_from(["1", "2", "nan", "inf"]), min_size=1, max_size=40), st.integers(1, 9))
+def test_three_bad_losses_in_a_row_of_what_is_kept_were_three_in_a_row(losses: list[str], cut: int) -> None:
+    lines = [f"iteration {at}/ 100 | lm loss: {loss} |" for at, loss in enumerate(losses, 1)]
+    kept = [each for at in range(0, len(lines), cut) for row in row_of(lines[at : at + cut]) for each in lines_of(row)]
+    bad = [each.step or 0 for each in kept if each.loss_is_no_number]
+    for first, last in zip(bad, bad[2:], strict=False):
+        places = [each.step for each in kept if first <= (each.step or 0) <= last]
+        if len(places) == 3:  # nothing good was kept between them
+            assert all(loss in ("nan", "inf") for loss in losses[first - 1 : last])
+    assert kept[-1].step == len(losses)
+    assert [each.loss_is_no_number for each in kept[-min(3, len(losses) % cut or cut) :]] == [
+        loss in ("nan", "inf") for loss in losses[-min(3, len(losses) % cut or cut) :]
+    ]
+
+
+def test_ranks_that_write_one_file_are_one_row_and_two_programs_are_none() -> None:
+    (row,) = row_of(f"[rank{rank}]: step {step}/100" for step in range(1, 9) for rank in (0, 1))
+    assert row.step == 8
+    lagging = row_of(f"step {step}/100" for step in (1, 2, 1, 3, 2, 4, 3))
+    assert [each.step for each in lagging] == [4]
+    turns = row_of(f"step {step}/100" for step in (50, 7, 51, 8, 52, 9))
+    assert [each.step for each in turns] == [50, 51, 52, 9] or [each.step for each in turns] == [50, 7, 51, 8, 52, 9]
+
+
+def test_what_stands_between_steps_stays_between_them(log: Log) -> None:
+    log.write("step 1/9\nstep 2/9\nsaving checkpoint\nstep 3/9\nstep 4/9\n")
+    assert [(item.kind.value, item.step) for item in log.read()] == [("progress", 2), ("phase", None), ("progress", 4)]
+
+
+def test_steps_are_dated_by_the_glances_between_two_looks(tmp_path: Path) -> None:
+    path, now = tmp_path / "x.log", 100.0
+    path.write_text("step 1/9\n")
+    one = LogFollower(str(path), start=0)
+
+    def look(at: float) -> list[tuple[str, float]]:
+        one.refresh(at, at, {})
+        while one.has_more:
+            one.read(at, at)
+        return [(str(each.step or each.pattern), each.age_s) for each in one.drain_events()[0]]
+
+    look(now)
+    for second, text in ((1, "step 2/9\n"), (2, "CUDA out of memory\n"), (3, "step 3/9\n"), (4, "")):
+        with open(path, "a") as file:
+            file.write(text)
+        one.glance(now + second, now + second)
+    assert look(now + 5) == [("2", 4.0), ("cuda_oom", 3.0), ("3", 2.0)]
+
+
+def test_secrets_are_masked_in_what_leaves_and_a_line_of_progress_has_no_text() -> None:
+    key = "hf_" + "aB3dE5gH7j" * 3
+    error, step = f"RuntimeError: CUDA error: {key}", f"step 3/9 {key}"
+    for line in (error, step):
+        fact = parse_line(line)
+        assert fact is not None
+        assert key not in str(shown(make_event(line, fact, 0.0)))
+    assert shown(make_event(step, fact, 0.0)).line == ""

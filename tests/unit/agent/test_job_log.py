@@ -23,6 +23,7 @@ from slurm_watchdog.agent.logs import job_logs
 from slurm_watchdog.agent.logs.job_logs import MAX_FILES, JobLogs
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.mounts import Mount, MountNews
+from slurm_watchdog.controller.state.progress_clock import lines_of
 from slurm_watchdog.knowledge.ray_train import WorkerRank
 from slurm_watchdog.model.observations import Event, EventKind, LogFile, Process, Role
 from slurm_watchdog.model.protocol import JobWatch
@@ -91,7 +92,7 @@ class Node:
         return int(self.logs._taken[key].split(":")[0])
 
     def steps(self, *, backlog: bool = False) -> list[int | None]:
-        return [event.step for event in self.events if event.backlog == backlog]
+        return [each.step for event in self.events if event.backlog == backlog for each in lines_of(event)]
 
 
 @pytest.fixture
@@ -212,7 +213,7 @@ def test_of_too_many_events_the_errors_stay(tmp_path: Path, make_node: Callable[
     node.until(lambda rows: rows[0].offset == 0)
     write(
         path,
-        "OSError: [Errno 28] No space left on device\n" + "".join(f"step {n}/99\n" for n in range(1, 41)),
+        "OSError: [Errno 28] No space left on device\n" + "".join(f"step {n}/9{n}\n" for n in range(1, 41)),
     )
     node.until(lambda rows: rows[0].offset == path.stat().st_size)
     assert [event.kind for event in node.events].count(EventKind.ERROR) == 1

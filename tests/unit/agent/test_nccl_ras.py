@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,8 +16,9 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.children.answers import Listeners
-from slurm_watchdog.agent.children.requests import AskRas, FindListeners, WorkerState
-from slurm_watchdog.agent.evidence.nccl_ras import ask_ras, find_listeners, ras_port
+from slurm_watchdog.agent.children.requests import FindListeners, ParseRas, WorkerState
+from slurm_watchdog.agent.courier.process import ask_ras
+from slurm_watchdog.agent.evidence.nccl_ras import find_listeners, loopback_of, parse_answer, ras_port
 from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.model.collective_records import RasAnswer
 
@@ -68,7 +70,8 @@ def listeners(port: int, pid: int | None = None) -> Listeners:
 
 
 def ask(port: int, deadline_s: float = 12.0) -> RasAnswer:
-    return ask_ras(AskRas(listeners(port), port, deadline_s), WorkerState())
+    said = ask_ras(loopback_of(listeners(port), port), port, deadline_s)
+    return parse_answer(ParseRas(zlib.compress(said)), WorkerState())
 
 
 @pytest.mark.parametrize("name", ["2.24.txt", "2.26.txt", "2.28.json", "2.28-missing.json"])
@@ -80,7 +83,7 @@ def test_the_dialect_of_each_release_is_understood(name: str) -> None:
 
 @pytest.mark.parametrize("text", [b"SSH-2.0-OpenSSH_9.6\r\n", b"x" * 1000, b"", b"OK\nOK\nOK\n", b"OK\nOK\nOK\n{]"])
 def test_who_is_no_ras_is_left_alone_with_a_reason(text: bytes) -> None:
-    with ras(says(text)) as port, pytest.raises(OSError, match=r"answer|reset|Broken pipe"):
+    with ras(says(text)) as port, pytest.raises((OSError, ValueError), match=r"answer|reset|Broken pipe"):
         ask(port)
 
 
@@ -92,7 +95,7 @@ def test_who_does_not_answer_and_who_never_ends_are_given_up_in_time() -> None:
 
     over = threading.Event()
     for serve in (trickles, lambda connection: over.wait(10) and None):
-        with ras(serve) as port, pytest.raises(OSError, match=r"in time|timed out|no answer"):
+        with ras(serve) as port, pytest.raises((OSError, ValueError), match=r"in time|timed out|no answer"):
             ask(port, 0.3)
     over.set()
 
@@ -140,4 +143,15 @@ def test_the_port_is_the_one_of_the_environment_and_what_is_no_address_is_none(
 
 def test_a_job_in_a_network_of_its_own_is_not_called() -> None:
     with ras(says(b"")) as port, pytest.raises(OSError, match="its own network namespace"):
-        ask_ras(AskRas(replace(listeners(port), namespace="net:[1]"), port), WorkerState())
+        loopback_of(replace(listeners(port), namespace="net:[1]"), port)
+
+
+def test_an_address_of_another_machine_is_not_called() -> None:
+    with pytest.raises(OSError, match="assign requested address"):
+        ask_ras("198.51.100.7", 28028)
+
+
+def test_an_answer_that_grows_beyond_its_bound_is_cut_off_and_one_that_is_none_is_refused() -> None:
+    for answer in (zlib.compress(b" " * 500_000_000), b"", b"x" * 100):
+        with pytest.raises((ValueError, zlib.error)):
+            parse_answer(ParseRas(answer), WorkerState())

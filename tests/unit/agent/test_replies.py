@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from slurm_watchdog.agent.delivery import stream
-from slurm_watchdog.agent.delivery.stream import parse_reply
+from slurm_watchdog.agent.delivery import replies
+from slurm_watchdog.agent.delivery.replies import parse_reply
 from slurm_watchdog.model.protocol import DumpStacks, JobWatch, Reply
 from slurm_watchdog.wire.codec import WireError, encode_reply
 
@@ -69,8 +69,8 @@ def test_more_than_a_node_can_have_is_cut_off() -> None:
         commands=tuple(DumpStacks(id=name, job_id="7", restarts=0) for name in names),
     )
     found = parse_reply(encode_reply(crowd))
-    assert len(found.watch) == stream.MAX_JOBS
-    assert len(found.commands) == stream.MAX_COMMANDS
+    assert len(found.watch) == replies.MAX_JOBS
+    assert len(found.commands) == replies.MAX_COMMANDS
     assert found.commands[0].id == "0"
-    assert {len(each.log_paths) for each in found.watch} == {stream.MAX_LOGS}
-    assert {len(each.checkpoint_directories) for each in found.watch} == {stream.MAX_PLACES}
+    assert {len(each.log_paths) for each in found.watch} == {replies.MAX_LOGS}
+    assert {len(each.checkpoint_directories) for each in found.watch} == {replies.MAX_PLACES}

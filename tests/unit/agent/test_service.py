@@ -14,18 +14,20 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.agent import Agent
 from slurm_watchdog.agent.collectors.collector import Collector
 from slurm_watchdog.agent.collectors.registry import COLLECTORS
-from slurm_watchdog.agent.delivery.sender import Sender, Spool
-from slurm_watchdog.agent.delivery.stream import Controllers, TcpController
+from slurm_watchdog.agent.courier.streams import TcpController
+from slurm_watchdog.agent.delivery.sender import Sender
+from slurm_watchdog.agent.delivery.spool import Spool
 from slurm_watchdog.agent.metrics import AgentMetrics
 from slurm_watchdog.agent.service import OUT_OF_TURN_S, Service
 from slurm_watchdog.agent.settings import settings_of
 from slurm_watchdog.base.clock import monotonic
 from slurm_watchdog.base.loop import Signals
-from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.structs import Struct, picked
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.model.protocol import DumpStacks, Reply, WriteKillSwitch
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.codec import WireError, decode_report
+from slurm_watchdog.wire.codec import WireError, decode_report, decode_state
+from tests.builders.sending import link_to
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Broken(Collector):
 
 @contextmanager
 def serving(tmp_path: Path, **broken: OSError) -> Iterator[Service]:
-    """A daemon whose sender has not been started: what it was given waits in the spool. The collectors in
+    """A daemon whose courier is not started: what it was given waits in the spool. The collectors in
     `broken` raise."""
     collectors = [
         replace_field(each, make=lambda _, name=each.name: Broken(broken[name])) if each.name in broken else each
@@ -49,9 +51,10 @@ def serving(tmp_path: Path, **broken: OSError) -> Iterator[Service]:
     settings = settings_of(parse_config(f"agent: {{node_name: n1, kernel_log: '', state_directory: '{tmp_path}'}}"))
     agent = Agent(settings, collectors=collectors)
     spool = Spool(10**7, 60)
-    yield Service(
-        agent, Sender(spool, Controllers([TcpController("http://127.0.0.1:1", "n1")])), AgentMetrics(), Signals()
-    )
+    link = link_to([TcpController("http://127.0.0.1:1", "n1")])
+    sender = Sender(spool, link)
+    sender._retry_at = float("inf")
+    yield Service(agent, sender, AgentMetrics(), Signals())
     agent.close()
 
 
@@ -129,8 +132,11 @@ def test_what_fails_between_ticks_does_not_end_the_agent(service: Service, monke
 
 
 def _sent(service: Service) -> Report:
-    """What was handed to the sender last."""
-    return decode_report(service.sender.left()[-1].body)
+    """What was handed to the sender last; of a state what it says."""
+    last = service.sender.left()[-1]
+    if not last.is_state:
+        return decode_report(last.body)
+    return picked(Report, decode_state(last.body), "sequence", "same_as", "state", node="n1", boot_id="", agent_id="")
 
 
 def _hears(service: Service, monkeypatch: pytest.MonkeyPatch, *replies: Reply, orders: tuple[Reply, ...] = ()) -> None:

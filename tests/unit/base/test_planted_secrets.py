@@ -19,7 +19,8 @@ import pytest
 from slurm_watchdog.agent.evidence.last_lines import clean_end
 from slurm_watchdog.agent.evidence.last_lines import parse_record as parse_kernel_record
 from slurm_watchdog.agent.evidence.stacks import parse_dump
-from slurm_watchdog.agent.logs.log_file import make_event
+from slurm_watchdog.agent.logs.log_file import shown
+from slurm_watchdog.agent.logs.step_rows import make_event
 from slurm_watchdog.agent.processes.identify import parse_settings
 from slurm_watchdog.base.log_setup import MaskingFormatter
 from slurm_watchdog.base.redact import mask_cut, mask_words, masked
@@ -67,7 +68,7 @@ def agent_texts(text: str) -> dict[str, Any]:
     kernel = f"EXT4-fs error (device sda1): ext4_lookup: comm {text}"
     fact_of_kernel = parse_message(kernel, 3)
     return {
-        "error line": make_event(f"RuntimeError: {text}", fact, 1.0).line,
+        "error line": shown(make_event(f"RuntimeError: {text}", fact, 1.0)).line,
         "log line": clean_end(f"before\n{text}\nafter\n".encode(), whole=True),
         "frames": parse_dump(json.dumps([thread]).encode()),
         "variables": parse_settings(b"TORCH_EXTRA=" + text.encode() + b"\0NCCL_SOCKET_IFNAME=eth0\0"),

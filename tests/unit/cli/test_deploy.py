@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.agent.children.become_user import NEEDED
+from slurm_watchdog.agent.delivery.courier_link import SOCKET as COURIER_SOCKET
 from slurm_watchdog.cli.main import main
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
 from tests.rig.rights import CAPABILITIES
 
-UNITS = ["slurm-watchdog-agent", "slurm-watchdog-controller"]
-EXPOSURE = {"slurm-watchdog-controller": 1.5, "slurm-watchdog-agent": 3.2}
+UNITS = ["slurm-watchdog-agent", "slurm-watchdog-controller", "slurm-watchdog-courier"]
+EXPOSURE = {"slurm-watchdog-controller": 1.5, "slurm-watchdog-agent": 3.2, "slurm-watchdog-courier": 1.6}
 """As systemd-analyze counts it, from 0 (nothing) to 10: no more than this."""
 
 
@@ -167,6 +168,22 @@ def test_users_socket_and_directories_fit_together(checkout: Path) -> None:
         assert settings["User"] == settings["Group"]
         assert settings["User"] in users
     agent = dict(settings_of(checkout, "slurm-watchdog-agent.service"))
+    assert agent["Requires"] == "slurm-watchdog-courier.socket"
+    sock = dict(settings_of(checkout, "slurm-watchdog-courier.socket"))
+    assert (sock["ListenStream"], sock["SocketGroup"], sock["SocketMode"]) == (COURIER_SOCKET, agent["Group"], "0660")
+
+
+def test_the_network_is_the_courier_s_alone_and_so_are_the_keys(checkout: Path) -> None:
+    agent, courier = (settings_of(checkout, f"slurm-watchdog-{each}.service") for each in ("agent", "courier"))
+    assert dict(agent)["RestrictAddressFamilies"] == "AF_UNIX" and dict(agent)["IPAddressDeny"] == "any"
+    assert dict(courier)["RestrictAddressFamilies"] == "AF_UNIX AF_INET AF_INET6"
+    assert dict(courier)["CapabilityBoundingSet"] == ""
+    assert dict(courier)["User"] == Config().security.agent_user != dict(agent)["User"]
+    assert "LoadCredential" not in dict(agent) and ("LoadCredential", "agent.key:slurm-watchdog.agent.key") in courier
+
+
+def test_what_the_packages_make_for_switches_and_state_is_the_agent_s(checkout: Path) -> None:
+    agent = dict(settings_of(checkout, "slurm-watchdog-agent.service"))
     made = [
         line.split()[1:5]
         for line in (checkout / "systemd/tmpfiles.d/slurm-watchdog.conf").read_text().splitlines()
@@ -179,7 +196,7 @@ def test_users_socket_and_directories_fit_together(checkout: Path) -> None:
     assert "StateDirectory" not in agent
 
 
-@pytest.mark.parametrize("unit", ["slurm-watchdog-agent"])
+@pytest.mark.parametrize("unit", ["slurm-watchdog-agent", "slurm-watchdog-courier"])
 def test_no_unit_of_a_compute_node_makes_systemd_walk_into_mounts_that_may_hang(checkout: Path, unit: str) -> None:
     settings = settings_of(checkout, f"{unit}.service")
     names = {key for key, _ in settings}

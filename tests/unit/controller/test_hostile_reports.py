@@ -52,6 +52,8 @@ def hostile(kind: inspect.Type, name: str, number: int) -> Any:
     match kind:
         case inspect.StructType():
             fields = {each.encode_name: hostile(each.type, each.name, number) for each in kind.fields}
+            if kind.array_like:
+                return list(fields.values())
             return fields if kind.tag_field is None else {kind.tag_field: kind.tag, **fields}
         case inspect.UnionType():
             kinds = [each for each in kind.types if not isinstance(each, inspect.NoneType)]

@@ -9,14 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_watchdog.base.text import duration
 from slurm_watchdog.base.ticking import Clock, plain, ticking
 from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.incidents.judge import RANKS_AT_ONCE, Judge
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.model.report import Report
+from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from tests.accuracy.cases import CASES, Case
 from tests.accuracy.drive import Drive
 from tests.accuracy.healthy import THINGS, Thing
 from tests.accuracy.run import case_scene, quiet, thing_scene
 from tests.accuracy.scene import Scene
 from tests.builders.judged_twice import JudgedTwice
+from tests.builders.views import process, slurm_job
 
 EACH = 7  # One in so many kinds of trouble, and of healthy things.
 MOST_S = 420.0  # Of simulated time for each.
@@ -61,7 +67,44 @@ def test_a_comparison_holds_until_the_clock_says_so(age_s: float, limit_s: float
 
 
 def test_what_is_not_followed_holds_for_no_time() -> None:
-    for use in (str, round, int, hash, abs, math.floor, lambda each: f"{each:.0f}", lambda each: each * 2, math.ceil):
+    for use in (round, int, hash, abs, math.floor, lambda each: each * 2, math.ceil):
         clock = Clock()
         use(ticking(5.5, clock))  # type: ignore[operator]
         assert clock.holds_s == 0.0
+
+
+def test_a_text_that_shows_an_age_says_that_it_is_shown_and_decides_nothing() -> None:
+    for show in (str, repr, duration, lambda each: f"{each:.0f}", lambda each: f"{each - 2:g}"):
+        clock = Clock()
+        show(ticking(5.5, clock))
+        assert clock.is_shown and clock.holds_s == math.inf
+
+
+def test_what_comes_between_two_jobs_is_judged_with_the_second_one() -> None:
+    state = ClusterState(silent_after_s=30, report_lifetime_s=60)
+    judge = Judge(Config(), state, [], new_id=iter("abc").__next__)
+
+    def listed(at: float, *job_ids: str) -> None:
+        jobs = tuple(slurm_job(job_id=each, nodes=(f"n{each}",)) for each in job_ids)
+        nodes = tuple(SlurmNode(name=f"n{each}", address="", state="ALLOCATED") for each in "123")
+        state.apply_slurm(SlurmView(jobs=jobs, nodes=nodes), at)
+
+    listed(1000.0, "1", "2", "3")
+    ranks = tuple(process(rank, job_id="1") for rank in range(RANKS_AT_ONCE))
+    state.apply_report(Report(node="n1", boot_id="b", agent_id="a", sequence=1, processes=ranks), 1099.0)
+    judge.detect(1000.0)
+    state.runs.judge_all()
+    before, times = judge.view, iter((1100.0, 1100.5))
+    detecting = judge.detecting(lambda: next(times))
+    next(detecting)
+    assert judge.view is before, "until the end readers see the judgement before"
+    listed(1100.2, "1", "3")  # the second one has ended
+    report = Report(node="n3", boot_id="b", agent_id="a", sequence=1, processes=(process(job_id="3"),))
+    state.apply_report(report, 1100.2)
+    with pytest.raises(StopIteration):
+        while True:
+            next(detecting)
+    assert [each.job.job_id for each in judge.view.jobs] == ["1", "3"]
+    (seen,) = judge.view.jobs[1].processes
+    assert seen.seen_age_s == pytest.approx(0.3), "as of the moment at which its job is judged"
+    assert judge.view.now == 1100.5

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_watchdog.agent.logs.step_rows import make_event
 from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
 from slurm_watchdog.controller.state.phases import Lately
 from slurm_watchdog.controller.state.progress_clock import (
@@ -16,12 +17,14 @@ from slurm_watchdog.controller.state.progress_clock import (
     Stretch,
     apply_loss,
     apply_step,
+    lines_of,
     main_clock,
     read_progress,
 )
 from slurm_watchdog.knowledge.progress_patterns import progress_table
 from slurm_watchdog.model.cluster_view import Progress
-from slurm_watchdog.model.observations import Event, EventKind
+from slurm_watchdog.model.observations import Event, EventKind, StepLine
+from slurm_watchdog.parse.training_log.text import LogFact
 
 LOG = "/logs/train.out"
 Clocks = dict[Counter, CounterClock]
@@ -320,7 +323,8 @@ def test_the_size_of_a_batch_is_what_the_line_says_or_what_was_consumed_since(li
     for step in range(1, 21):
         batch = 512 if step <= 10 else 768
         consumed += batch
-        said = msgspec.structs.replace(event(step), line=line.format(s=step, b=batch, c=consumed))
+        fact = LogFact(kind=EventKind.PROGRESS, pattern="step_of", step=step)
+        said = make_event(line.format(s=step, b=batch, c=consumed), fact, 0.0)
         feed(clocks, [said], at=10.0 * step)
     (clock,) = clocks.values()
     assert list(dict.fromkeys(each.batch for each in clock.times if each.batch is not None)) == sizes
@@ -351,3 +355,24 @@ def test_a_line_beside_the_training_that_names_a_step_made_before_is_no_progress
         assert not apply_step(clocks, event(step, "step"), at + 60)
     assert progress(clocks, at + 60).age_s == pytest.approx(61.0)
     assert apply_step(clocks, event(410, "step"), at + 61)
+
+
+def test_a_row_of_many_lines_is_the_lines_that_it_keeps() -> None:
+    row = msgspec.structs.replace(
+        event(90, total=900, loss=2.0), lines=80, batch=8,
+        earlier=(StepLine(20, 0.5, 9.0), StepLine(70, 0.4, None, True), StepLine(80, 0.3, None, True)),
+    )  # fmt: skip
+    lines = lines_of(row)
+    assert [(each.step, each.step_s, each.loss, each.loss_is_no_number) for each in lines] == [
+        (20, 0.5, 9.0, False), (70, 0.4, None, True), (80, 0.3, None, True), (90, None, 2.0, False),
+    ]  # fmt: skip
+    assert all((each.total_steps, each.batch, each.source, each.earlier) == (900, 8, LOG, ()) for each in lines)
+    assert [each.count for each in lines_of(msgspec.structs.replace(event(count=0.5), earlier=(StepLine(0.25),)))] == [
+        0.25, 0.5,
+    ]  # fmt: skip
+
+
+def test_of_a_row_of_more_lines_than_an_agent_sends_few_are_taken_and_numbers_beyond_all_are_none() -> None:
+    flood = msgspec.structs.replace(event(9000), earlier=tuple(StepLine(float(at)) for at in range(4096)))
+    assert len(lines_of(flood)) == 9
+    assert len(lines_of(msgspec.structs.replace(event(9), earlier=(StepLine(1e300),)))) == 1

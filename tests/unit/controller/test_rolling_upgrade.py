@@ -37,17 +37,17 @@ CHANGES = {
 
 AGENT = """
 import json, sys, time
+sys.path.append(sys.argv.pop())
 from collections import Counter
-from slurm_watchdog.agent.delivery.sender import controllers, Sender
+from slurm_watchdog.agent.courier.process import controllers
 from slurm_watchdog.agent.delivery.spool import Spool
-from slurm_watchdog.config.agent import Security
 from slurm_watchdog.model.report import Report
+from tests.builders.sending import DrivenSender, link_to
 
 node, directory, urls = sys.argv[1], sys.argv[2], sys.argv[3:]
 counts = Counter()
-security = Security(mode="tls", tls_directory=directory)
-ours = controllers(urls, security, node)
-sender = Sender(Spool(10**7, 600), ours, lambda outcome: counts.update([outcome]), answer_s=3.0)
+ours = controllers(node, "tls", directory, urls)
+sender = DrivenSender(Spool(10**7, 600), link_to(ours, 3.0), lambda outcome: counts.update([outcome]))
 sender.start()
 more = {"of_next": ("x",)} if "of_next" in Report.__struct_fields__ else {}
 made = 0
@@ -81,7 +81,9 @@ class Reporter:
         self.log = log
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                [*run_code(AGENT), node, directory, *urls], stdout=out, env=environment_of(release)
+                [*run_code(AGENT), node, directory, *urls, str(Path(__file__).parents[3])],
+                stdout=out,
+                env=environment_of(release),
             )
 
     def counts(self) -> dict[str, int]:

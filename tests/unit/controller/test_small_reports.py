@@ -62,7 +62,7 @@ def test_a_small_one_makes_no_job_due_and_a_step_in_it_none_that_is_calm() -> No
     assert state.apply_report(SMALL, 1005.0) == "accepted"
     assert not run.is_due
     for sequence, step, calm in ((3, 1, False), (4, 2, False), (5, 3, True)):
-        run.is_due, run.is_calm = False, calm
+        run.is_due, run.numbers_wait_s = False, 30.0 if calm else 0.0
         report = Report(
             node="n1", boot_id="b", agent_id="a", sequence=sequence, state=b"s", same_as=1,
             events=(progress_event(step),),

@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.logs.log_file import make_event
+from slurm_watchdog.agent.logs.step_rows import make_event
 from slurm_watchdog.controller.state.counter_clock import LEVEL_BLOCKS, Counter, CounterClock, DatedLines, StepHistory
 from slurm_watchdog.controller.state.progress_clock import apply_step, main_clock
 from slurm_watchdog.detect import slow_job

@@ -9,15 +9,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.model.protocol import CommandResult, DumpStacks, Reply
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.codec import decode_reply, encode_reply, encode_report
-from slurm_watchdog.wire.frames import HELLO, MAGIC, NEWS, OPENED, ORDERS, REPORT, STATE, TAKEN, Hello, Inbox, pack
+from slurm_watchdog.wire.codec import decode_reply, encode_reply, encode_report, encode_state
+from slurm_watchdog.wire.frames import HELLO, NEWS, OPENED, ORDERS, REPORT, STATE, TAKEN, Inbox, hello, pack
 from slurm_watchdog.wire.stream_server import SILENT_S
 from tests.builders.identity_door import Agent, Port, agent, body_of, listening, lost, until
 
@@ -57,6 +56,25 @@ def test_what_is_asked_is_pushed_at_once_and_before_the_first_report_it_waits_fo
         stream.close()
 
 
+def state(sequence: int) -> bytes:
+    return encode_state(
+        Report(node="n1", boot_id="b", agent_id="a", sequence=sequence, same_as=1, made_s=1.0, state=b"a")
+    )
+
+
+def test_a_state_without_a_report_before_it_or_that_names_none_ends_its_stream() -> None:
+    for sent in (
+        [(STATE, state(1))],
+        [(REPORT, body_of("n1")), (STATE, encode_state(Report(node="n1", boot_id="b", agent_id="a", sequence=2)))],
+    ):
+        with listening() as port:
+            stream = agent(port).controller.open(20.0)
+            for kind, body in sent:
+                stream.send(kind, body)
+            until(lambda: port.outcome("garbage") == 1)
+            stream.close()
+
+
 def test_what_says_that_all_is_as_before_is_answered_only_with_news() -> None:
     said = [Reply(controller_id="c")]
     with listening(take=lambda report: said[0]) as port:
@@ -64,13 +82,13 @@ def test_what_says_that_all_is_as_before_is_answered_only_with_news() -> None:
         stream.send(REPORT, body_of("n1"))
         assert stream.receive() == (TAKEN, encode_reply(said[0]))
         for sequence in range(2, 6):
-            stream.send(STATE, body_of("n1", sequence))
+            stream.send(STATE, state(sequence))
         until(lambda: len(port.reports) == 5)
         said[0] = Reply(controller_id="c", running=("7",))
-        stream.send(STATE, body_of("n1", 6))
+        stream.send(STATE, state(6))
         frames = [stream.receive()]
         said[0] = Reply(controller_id="c", running=("7",), commands=(DumpStacks(id="a", job_id="7", restarts=0),))
-        stream.send(STATE, body_of("n1", 7))
+        stream.send(STATE, state(7))
         frames.append(stream.receive())
         assert [frame and (frame[0], decode_reply(frame[1]).running) for frame in frames] == [(NEWS, ("7",))] * 2
         assert [each.sequence for each in port.reports] == [*range(1, 8)]
@@ -175,7 +193,7 @@ async def storm(number: int, sequence: int) -> float:
     async def one(index: int) -> None:
         node = f"n{index}"
         reader, writer = await asyncio.open_connection("127.0.0.1", number)
-        writer.write(pack(HELLO, MAGIC + msgspec.msgpack.encode(Hello(node))) + pack(REPORT, body_of(node, sequence)))
+        writer.write(pack(HELLO, hello(node)) + pack(REPORT, body_of(node, sequence)))
         inbox, kinds = Inbox(10**6), []
         while len(kinds) < 2:
             if (frame := inbox.take()) is not None:

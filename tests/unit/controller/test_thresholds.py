@@ -41,8 +41,8 @@ def judged(
         parse_config(config), state, (), lambda: "id", pytest.fail,
         patience_of=lambda job: directives_of(job.comment).stall_after_s or 0.0,
     )  # fmt: skip
-    judge.view = views.cluster(job)
-    findings, limit_s = judge.findings_of(job, judge.view, 10_000.0)
+    judge.around = views.cluster(job)
+    findings, limit_s = judge.findings_of(job, judge.around, 10_000.0)
     (found,) = [each for each in findings if each.kind == kind]
     return found.truth, limit_s
 

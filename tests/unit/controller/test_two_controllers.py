@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from slurm_watchdog.agent.delivery.sender import Sender, controllers
+from slurm_watchdog.agent.courier.process import controllers
 from slurm_watchdog.agent.delivery.spool import Spool
-from slurm_watchdog.config.agent import Security
 from slurm_watchdog.journal.lease import EXIT_CODE
 from slurm_watchdog.model.documents import Paused, PauseRequest, Status
 from slurm_watchdog.model.report import Report
 from tests.builders.controller_services import Service, seconds_until
 from tests.builders.identity_files import controller_files, make_authority, node_files
 from tests.builders.postgresql import postgresql_server
+from tests.builders.sending import DrivenSender, link_to
 
 BUSY_S = 30.0
 """For a failover on a machine that is busy with other tests: alone it takes 7 s."""
@@ -38,10 +38,8 @@ def test_of_two_controllers_one_acts_whatever_becomes_of_the_other_and_no_report
         other = Service(tmp_path / "other", tls, url)
         services = [one, other]
         urls = [f"https://127.0.0.1:{each.port}" for each in services]
-        security = Security(mode="tls", tls_directory=node_files(ca, "n1", time.time()).directory)
-        sender = Sender(
-            Spool(10**7, 600), controllers(urls, security, "n1"), lambda each: counts.update([each]), answer_s=ANSWER_S
-        )
+        places = controllers("n1", "tls", node_files(ca, "n1", time.time()).directory, urls)
+        sender = DrivenSender(Spool(10**7, 600), link_to(places, ANSWER_S), lambda each: counts.update([each]))
         sender.start()
         reports = 0
 

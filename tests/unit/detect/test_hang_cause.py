@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.logs.log_file import make_event
+from slurm_watchdog.agent.logs.step_rows import make_event
 from slurm_watchdog.detect.collective_hang import CollectiveHang, detect
 from slurm_watchdog.model.cluster_view import ErrorLine
 from slurm_watchdog.model.incidents import Truth

@@ -480,7 +480,9 @@ def test_the_agent_reads_the_heartbeat_of_this_run_step_by_step_and_its_phases(t
             probes.poll(clock.monotonic())  # as each tick does: an answer that came late
             rows, new, _ = logs.collect(clock.monotonic(), (), environs, 10.0)
             # A phase is in every report while it lasts.
-            events.extend(each for each in new if each.line not in [before.line for before in events])
+            events.extend(
+                each for each in new if (each.line, each.step) not in [(before.line, before.step) for before in events]
+            )
             if condition():
                 return rows
             time.sleep(0.02)

@@ -12,26 +12,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from slurm_watchdog.agent.delivery.munge_connection import Munge, MungeController
-from slurm_watchdog.agent.delivery.sender import Sender, Spool
-from slurm_watchdog.agent.delivery.stream import AuthenticationFailed, Controllers
+from slurm_watchdog.agent.courier.munge import Munge, MungeController
+from slurm_watchdog.agent.courier.streams import AuthenticationFailed
 from slurm_watchdog.controller.app import uid_of
+from slurm_watchdog.controller.ingest.endpoint import AgentCredentials
 from slurm_watchdog.identity.munge_library import (
     MAX_HANGING,
-    AgentCredentials,
-    AuthenticationError,
     BadCredential,
     Credential,
     MungeLibrary,
     MungeUnavailable,
 )
-from slurm_watchdog.identity.munge_protocol import SessionOffer
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.frames import HELLO, MAGIC, PROOF, REPORT, TAKEN, FrameError, Hello, pack
+from slurm_watchdog.wire.frames import HELLO, PROOF, REPORT, TAKEN, FrameError, hello, offer, pack
 from tests.builders.identity_door import Agent, Port, body_of, listening, until, url
+from tests.builders.sending import sending
 from tests.munged import THERE, Munged, munged
 
 needs_munge = pytest.mark.skipif(
@@ -65,10 +62,6 @@ def by(munged: Munged, user: str = "0", **options: Any) -> Encode:
     return Munge(user, munged.socket, **options).encode
 
 
-def hello(node: str = "n1") -> bytes:
-    return pack(HELLO, MAGIC + msgspec.msgpack.encode(Hello(node)))
-
-
 @needs_munge
 def test_a_node_proves_itself_once_and_then_each_report(port: Port, munged: Munged) -> None:
     one = agent(port, by(munged))
@@ -85,13 +78,13 @@ def test_a_stream_is_of_one_node(port: Port, munged: Munged) -> None:
     assert one.report("n1") == "taken"
     assert one.report("n2") == "wrong_node"
     assert [each.node for each in port.reports] == ["n1"]
-    lying = agent(port, lambda payload: by(munged)(payload.replace(b'"n1"', b'"n2"')))
+    lying = agent(port, lambda payload: by(munged)(payload.replace(b" n1 ", b" n2 ")))
     assert (lying.report(), lying.why) == ("wrong_node", "the credential is of 'n2', and not of 'n1'")
 
 
 @needs_munge
 def test_another_user_s_credential_is_refused(port: Port, munged: Munged) -> None:
-    command = Munge("0", munged.socket)._argv
+    command = Munge("0", munged.socket).argv
 
     def as_nobody(payload: bytes) -> str:
         done = subprocess.run(command, input=payload, capture_output=True, timeout=20, check=True, user=NOBODY)
@@ -197,51 +190,41 @@ def test_answers_of_somebody_else_are_not_believed(port: Port, munged: Munged) -
         other.open(5.0)
 
 
-class Shown(MungeLibrary):
-    """munged, of which each credential is this one."""
-
-    found: Credential
-
-    def _decode(self, credential: bytes) -> Credential:
-        return self.found
-
-
 def key_in(credential: Credential, challenge: str = "c" * 32) -> bytes:
-    munge = Shown()
-    munge.found = credential
-    return asyncio.run(AgentCredentials(7, frozenset({0}), munge).key_of("MUNGE:AAAA:", "n1", challenge))
+    return AgentCredentials(7, frozenset({0}), MungeLibrary()).key_in(credential, "n1", challenge)
 
 
-OFFER = SessionOffer("aa" * 32, "n1", "c" * 32)
+OFFER = offer(b"\xaa" * 32, "n1", "c" * 32)
 
 
 @pytest.mark.parametrize(
     ("credential", "outcome"),
     [
-        (Credential(1, 7, True, msgspec.json.encode(OFFER)), "unauthorized"),
-        (Credential(0, 8, True, msgspec.json.encode(OFFER)), "unauthorized"),
-        (Credential(0, 7, False, msgspec.json.encode(OFFER)), "unauthorized"),
-        (Credential(0, 7, True, msgspec.json.encode(SessionOffer("aa" * 32, "n1", "d" * 32))), "replayed"),
-        (Credential(0, 7, True, msgspec.json.encode(SessionOffer("aa" * 32, "n2", "c" * 32))), "wrong_node"),
-        (Credential(0, 7, True, msgspec.json.encode(SessionOffer("aa", "n1", "c" * 32))), "unauthorized"),
-        (Credential(0, 7, True, msgspec.json.encode(SessionOffer("zz" * 32, "n1", "c" * 32))), "unauthorized"),
+        (Credential(1, 7, True, OFFER), "unauthorized"),
+        (Credential(0, 8, True, OFFER), "unauthorized"),
+        (Credential(0, 7, False, OFFER), "unauthorized"),
+        (Credential(0, 7, True, offer(b"\xaa" * 32, "n1", "d" * 32)), "replayed"),
+        (Credential(0, 7, True, offer(b"\xaa" * 32, "n2", "c" * 32)), "wrong_node"),
+        (Credential(0, 7, True, offer(b"\xaa", "n1", "c" * 32)), "unauthorized"),
+        (Credential(0, 7, True, OFFER.replace(b"aa", b"zz")), "unauthorized"),
+        (Credential(0, 7, True, OFFER + b" more"), "unauthorized"),
         *((Credential(0, 7, True, payload), "unauthorized")
-          for payload in (b"", b"{}", b"[1]", b"\xff", b"[" * 5000)),
+          for payload in (b"", b"{}", b"  ", b"\xff", b" " * 5000)),
     ],
 )  # fmt: skip
 def test_a_credential_opens_the_stream_that_it_was_made_for_and_no_other(credential: Credential, outcome: str) -> None:
-    good = Credential(0, 7, True, msgspec.json.encode(OFFER))
+    good = Credential(0, 7, True, OFFER)
     assert key_in(good) == b"\xaa" * 32
-    with pytest.raises(AuthenticationError) as raised:
+    with pytest.raises(FrameError) as raised:
         key_in(credential)
     assert raised.value.args[0] == outcome
-    with pytest.raises(AuthenticationError):
+    with pytest.raises(FrameError):
         key_in(good, "")  # no challenge was given
 
 
 def late_answer(port: Port, credential: str) -> bytes:
     with socket.create_connection(("127.0.0.1", port.number), timeout=20) as late:
-        late.sendall(hello("n2"))
+        late.sendall(pack(HELLO, hello("n2")))
         late.recv(1000)
         late.sendall(pack(PROOF, credential.encode()))
         return b"".join(iter(lambda: late.recv(1000), b""))
@@ -272,7 +255,7 @@ def test_clients_that_go_away_take_no_thread_each(munged: Munged) -> None:
         for _ in range(20):
             credential = by(munged)(b"x")
             with socket.create_connection(("127.0.0.1", port.number), timeout=10) as sock:
-                sock.sendall(hello())
+                sock.sendall(pack(HELLO, hello("n1")))
                 sock.recv(100)
                 sock.sendall(pack(PROOF, credential.encode()))
         assert agent(port, by(munged), "n2").report("n2") == "taken"
@@ -356,17 +339,15 @@ def test_a_program_munge_that_is_missing_or_fails_is_a_sentence(tmp_path: Path) 
 @needs_munge
 def test_the_sender_keeps_its_reports_until_munge_answers_again(port: Port, munged: Munged) -> None:
     ours = MungeController(url(port), "n1", by(munged, deadline_s=0.3))
-    sender = Sender(Spool(), Controllers([ours]))
-    munged.hang()
-    try:
-        sender.start()
-        sender.put(Report(node="n1", boot_id="b", agent_id="a", sequence=1))
-        until(lambda: "munge gave no answer" in sender.problem)
-    finally:
-        munged.go_on()
-    ours._encode = by(munged)
-    until(lambda: [each.sequence for each in port.reports] == [1])
-    sender.stop()
+    with sending(ours) as (sender, _):
+        munged.hang()
+        try:
+            sender.put(Report(node="n1", boot_id="b", agent_id="a", sequence=1))
+            until(lambda: "munge gave no answer" in sender.problem)
+        finally:
+            munged.go_on()
+        ours.encode = by(munged)
+        until(lambda: [each.sequence for each in port.reports] == [1])
 
 
 def test_users_are_numbers_or_names() -> None:
@@ -378,18 +359,18 @@ def test_a_stream_s_key_is_in_no_log_metric_message_or_answer(
     port: Port, munged: Munged, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
-    offers: list[SessionOffer] = []
+    offers: list[bytes] = []
 
     def encode(payload: bytes) -> str:
-        offers.append(msgspec.json.decode(payload, type=SessionOffer))
+        offers.append(payload)
         return by(munged)(payload)
 
     one = Agent(Tapped(url(port), "n1", encode))
     assert one.report() == "taken"
     said = b"".join(one.controller.taps[0].said)  # type: ignore[attr-defined]
     assert one.report("n2") == "wrong_node"
-    (offer,) = offers
-    credential = Credential(0, 7, True, msgspec.json.encode(offer))
-    shown = [caplog.text.encode(), port.metrics.text(), one.why.encode(), said, repr((offer, credential)).encode()]
-    for form in (bytes.fromhex(offer.key), offer.key.encode(), repr(bytes.fromhex(offer.key))[2:-1].encode()):
+    (made,) = offers
+    credential, key = Credential(0, 7, True, made), made.split()[0].decode()
+    shown = [caplog.text.encode(), port.metrics.text(), one.why.encode(), said, repr(credential).encode()]
+    for form in (bytes.fromhex(key), key.encode(), repr(bytes.fromhex(key))[2:-1].encode()):
         assert not any(form in text for text in shown)

@@ -17,23 +17,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from slurm_watchdog.agent.delivery.munge_connection import MungeController
-from slurm_watchdog.agent.delivery.stream import Controller, TcpController, TlsController
+from slurm_watchdog.agent.courier.munge import MungeController
+from slurm_watchdog.agent.courier.streams import Controller, TcpController, TlsController
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.health.metrics import REFUSED_REPORTS
+from slurm_watchdog.controller.ingest.endpoint import AgentCredentials
 from slurm_watchdog.identity.munge_library import (
-    AgentCredentials,
     BadCredential,
     Credential,
     MungeLibrary,
     MungeUnavailable,
 )
-from slurm_watchdog.identity.munge_protocol import TO_CONTROLLER, Seal
 from slurm_watchdog.identity.secret_files import TlsFiles
 from slurm_watchdog.identity.tls import Context
+from slurm_watchdog.wire import frames
 from slurm_watchdog.wire.frames import (
     HELLO,
     LENGTH,
@@ -41,12 +40,11 @@ from slurm_watchdog.wire.frames import (
     MAX_UNPROVEN,
     PROOF,
     REPORT,
+    TO_CONTROLLER,
     VERSION,
-    Hello,
     Inbox,
-    Welcome,
+    Seal,
     pack,
-    unpack,
 )
 from slurm_watchdog.wire.rate_limits import CONNECTION_REASONS
 from tests.builders.identity_door import Agent, Port, body_of, listening, until, url
@@ -65,7 +63,7 @@ def post(body: bytes, *lines: str, path: str = "/healthz", size: int | None = No
 
 
 def hello(node: str = "n1", version: int = VERSION) -> bytes:
-    return pack(HELLO, MAGIC + msgspec.msgpack.encode(Hello(node, version)))
+    return pack(HELLO, frames.hello(node, "", version))
 
 
 def reports(body: bytes, node: str = "n1") -> bytes:
@@ -234,8 +232,8 @@ def begin(
         inbox = Inbox(10**6)
         while (welcome := inbox.take()) is None:
             inbox.data += sock.recv(1 << 16)
-        challenge = unpack(welcome[1], Welcome).challenge
-        payload = msgspec.json.encode({"key": "aa" * 32, "node": "n1", "challenge": challenge, **offer})
+        named = {"key": "aa" * 32, "node": "n1", "challenge": welcome[1].decode(), **offer}
+        payload = " ".join(named[each] for each in ("key", "node", "challenge")).encode()
         stage.more.found = found or Credential(int(offer.get("uid", 0)), 0, True, payload)
         sock.sendall(pack(PROOF, credential) + pack(REPORT, body_of("n1"), Seal(b"b" * 32, TO_CONTROLLER)))
         return b"".join(iter(lambda: sock.recv(1 << 16), b""))

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from slurm_watchdog.agent.delivery.sender import Sender, Spool, controllers
-from slurm_watchdog.agent.delivery.stream import AuthenticationFailed, Controllers, TlsController, in_words
-from slurm_watchdog.config.agent import Security
+from slurm_watchdog.agent.courier.process import controllers
+from slurm_watchdog.agent.courier.streams import AuthenticationFailed, TlsController, in_words
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context, names_of
 from slurm_watchdog.model.protocol import DumpStacks, Reply
@@ -34,6 +33,7 @@ from tests.builders.identity_files import (
     replace_files,
     revoke,
 )
+from tests.builders.sending import sending
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,17 @@ def port(ca: Path) -> Iterator[Port]:
 
 
 def connection(port: Port, files: TlsFiles) -> Agent:
-    return Agent(TlsController(url(port, "https"), "n1", files))
+    def make() -> TlsController:
+        return TlsController(url(port, "https"), "n1", files)
+
+    agent = Agent(make())
+    agent.restart = make
+    return agent
+
+
+def recheck(agent: Agent) -> None:
+    """The next report comes a minute later, as far as its files are concerned."""
+    agent.controller._checked_at = float("-inf")  # type: ignore[attr-defined]
 
 
 def test_a_node_reports_for_itself_and_for_nobody_else(ca: Path, port: Port) -> None:
@@ -289,7 +299,7 @@ def test_renewed_certificates_are_taken_over_by_both_ends_without_a_restart(ca: 
         agent = connection(port, files)
         assert agent.report("n5") == "taken"
         (first,) = port.do(lambda: set(port.server.connections))
-        before = agent.controller.certificates["own"], context.expires["own"]
+        before = agent.controller.expires["own"], context.expires["own"]
         issue(ca, "controller", "localhost", time.time(), 500, ("127.0.0.1",))
         renewed = controller_files(ca)
         shutil.copy(renewed.key, context.files.key)
@@ -297,10 +307,10 @@ def test_renewed_certificates_are_taken_over_by_both_ends_without_a_restart(ca: 
         port.do(port.server.refresh)
         assert agent.report("n5", 2) == "taken", "a connection that is kept stays"
         node_files(ca, "n5", time.time() + 2, 30)
-        agent.controller.recheck_files()
+        recheck(agent)
         assert agent.report("n5", 3) == "taken"
         assert port.do(lambda: first not in port.server.connections)
-        assert agent.controller.certificates["own"] > before[0]
+        assert agent.controller.expires["own"] > before[0]
         assert context.expires["own"] > before[1]
         agent.close()
 
@@ -411,33 +421,31 @@ def test_agent_without_its_certificates_reports_what_is_missing_and_continues(
     with pytest.raises(AuthenticationFailed, match=r"agent\.key cannot be read"):
         connection(port, files).report("n1")
     made = Path(node_files(ca, "n1", time.time()).directory)
-    sender = Sender(Spool(), controllers([url(port, "https")], Security(mode="tls", tls_directory=str(tmp_path)), "n1"))
-    sender.start()
-    sender.put(Report(node="n1", boot_id="b", agent_id="a", sequence=1))
-    until(lambda: "cannot be read" in sender.problem)
-    for name in ("ca.crt", "agent.crt", "agent.key"):
-        shutil.copy(made / name, tmp_path / name)
-    until(lambda: len(port.reports) == 1)
-    sender.stop()
+    with sending(*controllers("n1", "tls", str(tmp_path), [url(port, "https")])) as (sender, _):
+        sender.put(Report(node="n1", boot_id="b", agent_id="a", sequence=1))
+        until(lambda: "cannot be read" in sender.problem)
+        for name in ("ca.crt", "agent.crt", "agent.key"):
+            shutil.copy(made / name, tmp_path / name)
+        until(lambda: len(port.reports) == 1)
 
 
 def test_what_is_asked_comes_at_once_over_tls_as_well(ca: Path, port: Port) -> None:
     files = node_files(ca, "n1", time.time())
-    sender = Sender(Spool(), Controllers([TlsController(url(port, "https"), "n1", files)]))
-    sender.start()
-    sender.put(Report(node="n1", boot_id="b", agent_id="a", sequence=1))
-    until(lambda: len(port.reports) == 1 and bool(sender.replies()))
-    (stream,) = port.door._streams.values()
-    asked = tuple(DumpStacks(id=str(number), job_id="7", restarts=0) for number in range(200))  # more than one record
-    for _ in range(3):
-        port.do(lambda: stream.send(ORDERS, encode_reply(Reply(commands=asked))))
-    found: list[object] = []
-    until(lambda: bool(found.extend(sender.orders()) or len(found) == 3), 5.0)
-    assert found == [Reply(commands=asked)] * 3
-    sender.put(Report(node="n1", boot_id="b", agent_id="a", sequence=2))
-    until(lambda: len(port.reports) == 2)
-    assert not sender.problem
-    sender.stop()
+    with sending(TlsController(url(port, "https"), "n1", files)) as (sender, _):
+        sender.put(Report(node="n1", boot_id="b", agent_id="a", sequence=1))
+        until(lambda: len(port.reports) == 1 and bool(sender.replies()))
+        (stream,) = port.door._streams.values()
+        asked = tuple(
+            DumpStacks(id=str(number), job_id="7", restarts=0) for number in range(200)
+        )  # more than one record
+        for _ in range(3):
+            port.do(lambda: stream.send(ORDERS, encode_reply(Reply(commands=asked))))
+        found: list[object] = []
+        until(lambda: bool(found.extend(sender.orders()) or len(found) == 3), 5.0)
+        assert found == [Reply(commands=asked)] * 3
+        sender.put(Report(node="n1", boot_id="b", agent_id="a", sequence=2))
+        until(lambda: len(port.reports) == 2)
+        assert not sender.problem
 
 
 def test_an_agent_that_is_to_show_a_certificate_never_speaks_without_tls(ca: Path) -> None:

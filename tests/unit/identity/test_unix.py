@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.delivery.stream import OwnSocket
+from slurm_watchdog.agent.courier.streams import OwnSocket
 from slurm_watchdog.controller.ingest.endpoint import OwnUser
 from slurm_watchdog.identity.transport import AnotherUser, check_directory, check_peer
 from tests.as_user import as_user

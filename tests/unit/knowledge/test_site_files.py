@@ -17,8 +17,8 @@ from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.kernel_log.line import is_interesting, parse_message
-from slurm_watchdog.parse.training_log.block_scan import scan
 from slurm_watchdog.parse.training_log.line import parse_line
+from slurm_watchdog.parse.training_log.line_scan import scan
 
 GOOD = r"""
 [log acme_license]

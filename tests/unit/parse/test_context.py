@@ -13,8 +13,8 @@ from slurm_watchdog.agent.logs.position import LineBuffer
 from slurm_watchdog.diagnose.logs.digest import Collector
 from slurm_watchdog.diagnose.logs.progress import Progress, read_changes, read_phases, read_progress
 from slurm_watchdog.model.observations import EventKind
-from slurm_watchdog.parse.training_log.block_scan import ShapeMemory, scan
 from slurm_watchdog.parse.training_log.context import INNER, Context
+from slurm_watchdog.parse.training_log.line_scan import ShapeMemory, scan
 from slurm_watchdog.parse.training_log.text import LogFact
 
 WHOLE = Path(__file__).parents[2] / "captures/logs" / "whole"

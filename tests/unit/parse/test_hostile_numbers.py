@@ -11,15 +11,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.logs.log_file import make_event
+from slurm_watchdog.agent.logs.step_rows import make_event
 from slurm_watchdog.controller.state.counter_clock import CounterClock
 from slurm_watchdog.controller.state.progress_clock import apply_loss, apply_step, read_progress
 from slurm_watchdog.knowledge.checkpoint_layouts import parse_tracker, recognise
 from slurm_watchdog.knowledge.trainer_options import _seconds
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.parse.training_log.block_scan import scan
 from slurm_watchdog.parse.training_log.learned_format import Learner
 from slurm_watchdog.parse.training_log.line import all_rows, parse_line
+from slurm_watchdog.parse.training_log.line_scan import scan
 from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
 from slurm_watchdog.wire.codec import decode_report, encode_report
 

@@ -9,8 +9,8 @@ import pytest
 
 from slurm_watchdog.knowledge.progress_patterns import PATTERNS, SIGNS, Pattern, Sign
 from slurm_watchdog.model.observations import EventKind
-from slurm_watchdog.parse.training_log.block_scan import scan
 from slurm_watchdog.parse.training_log.line import Rows, all_rows, parse_line
+from slurm_watchdog.parse.training_log.line_scan import scan
 from slurm_watchdog.parse.training_log.text import LogFact, split_prefix
 
 CAPTURES = Path(__file__).parents[2] / "captures/logs"

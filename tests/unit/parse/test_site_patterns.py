@@ -14,8 +14,8 @@ from slurm_watchdog.agent.children.requests import Follow, WorkerState
 from slurm_watchdog.agent.logs import follow
 from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.model.observations import EventKind
-from slurm_watchdog.parse.training_log.block_scan import scan
 from slurm_watchdog.parse.training_log.line import Rows, all_rows, parse_line
+from slurm_watchdog.parse.training_log.line_scan import scan
 from slurm_watchdog.parse.training_log.site_patterns import MAX_PATTERNS, compile_patterns, problem_of
 
 OURS = r"it (?P<step>[\d,]+)(?:/(?P<total>\d+))? L=(?P<loss>\S+) t=(?P<step_seconds>[\d.]+)s"

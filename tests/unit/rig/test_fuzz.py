@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_watchdog.wire.codec import MAX_BYTES, WireError, decode_reply, decode_report
-from slurm_watchdog.wire.frames import HELLO, MAGIC, PROOF, REPORT, Hello, pack
+from slurm_watchdog.wire.codec import WireError, decode_reply, decode_report
+from slurm_watchdog.wire.frames import HELLO, MAX_BYTES, PROOF, REPORT, hello, pack
 from tests.builders.identity_door import agent, body_of, listening, until
 from tests.fuzz.bodies import BOMB, Bodies
 from tests.fuzz.place import Place, Unharmed, fuzz
@@ -94,9 +94,7 @@ def test_a_number_is_finite_and_a_whole_one_has_64_bits(number: float, taken: bo
 
 def streamed(rng: random.Random, body: bytes) -> bytes:
     """A body in a frame of a stream, which may be as odd as the body."""
-    said = pack(HELLO, MAGIC + msgspec.msgpack.encode(Hello("n1"))) + pack(
-        rng.choice((REPORT,) * 9 + (PROOF, b"?")), body
-    )
+    said = pack(HELLO, hello("n1")) + pack(rng.choice((REPORT,) * 9 + (PROOF, b"?")), body)
     if rng.random() < 0.2:
         at = rng.randrange(40)
         said = said[:at] + rng.randbytes(rng.choice((1, 4, 100))) + said[at + rng.randrange(5) :]

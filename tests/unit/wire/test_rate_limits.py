@@ -7,18 +7,16 @@ import socket
 from collections import Counter
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from slurm_watchdog.agent.delivery.stream import Refused
+from slurm_watchdog.agent.courier.streams import Refused
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.ingest.endpoint import BYTES_AT_ONCE, REPORTS_AT_ONCE, read_page_token
-from slurm_watchdog.wire.codec import MAX_BYTES
-from slurm_watchdog.wire.frames import HELLO, LENGTH, MAGIC, MAX_UNPROVEN, OPENED, ORDERS, REPORT, Hello, pack
+from slurm_watchdog.wire.frames import HELLO, LENGTH, MAX_BYTES, MAX_UNPROVEN, OPENED, ORDERS, REPORT, hello, pack
 from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, is_loopback, most_connections
 from tests.builders.identity_door import Port, agent, body_of, listening, lost, until
 
-HI = pack(HELLO, MAGIC + msgspec.msgpack.encode(Hello("n1")))
+HI = pack(HELLO, hello("n1"))
 
 
 def ask(port: Port, *said: bytes) -> bytes:

@@ -26,7 +26,7 @@ from slurm_watchdog.agent.children.requests import (
     WriteSwitch,
 )
 from slurm_watchdog.agent.collectors.collector import CollectorContext
-from slurm_watchdog.agent.delivery.stream import MAX_COMMANDS
+from slurm_watchdog.agent.delivery.replies import MAX_COMMANDS
 from slurm_watchdog.agent.evidence.collection import Collection, why_no_dump
 from slurm_watchdog.agent.evidence.stacks import choose
 from slurm_watchdog.agent.files.as_owner import remove_kill_switch, write_kill_switch

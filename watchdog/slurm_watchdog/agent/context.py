@@ -11,6 +11,7 @@ from contextlib import suppress
 from slurm_watchdog.agent.children.become_user import may_become_others
 from slurm_watchdog.agent.children.children import Children
 from slurm_watchdog.agent.collectors.collector import CollectorContext, Sections
+from slurm_watchdog.agent.delivery.courier_link import CourierLink, Starter, courier_command
 from slurm_watchdog.agent.files.mount_probing import MountProber
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
 from slurm_watchdog.agent.gpu.reader import GpuReader
@@ -40,6 +41,7 @@ def make_context(
     looks = UserLooks(children, table)
     logs = JobLogs(looks, read_mounts(), node, settings.log_patterns, become_owner=becomes, here=jobs)
     processes = ProcessReader(looks, lambda: logs.mounts, owners=jobs.owners, read_seats=logs.seats)
+    courier = Starter(courier_command(node, config.security, config.controller_urls), is_child=not becomes)
     return CollectorContext(
         children=children,
         settings=settings,
@@ -56,6 +58,7 @@ def make_context(
         gpus=GpuReader(children),
         orphan_gpu_processes=OrphanGpuProcesses(children, settings.orphan_grace, processes.reads.devices_of),
         supervisors=SupervisorLink("" if once or not becomes else AGENT_SOCKET, jobs, processes.table.entries),
+        courier=CourierLink(courier, courier.bury),
         kernel_records=deque(maxlen=TAIL),
         kernel_log_position=before.kernel_log,
         keep_position=keep_position,

@@ -111,13 +111,14 @@ class Service:
         self._lost = self._breaks = 0
         self._news = False  # Something happened that is not to wait for the next tick.
         self._ticked_at = float("-inf")
-        self.reload = Reload(file, agent.config, sender.controllers.recheck_files)
+        self.reload = Reload(file, agent.config, sender.link.close)
 
     def wanted_at(self) -> float:
         """When `between` is to be called though nothing wakes it: a report out of turn is due then, or a dump."""
         report_at = self._ticked_at + OUT_OF_TURN_S if self._news else float("inf")
         link, reload_at = self.agent.context.supervisors, self.reload.due_at(clock.monotonic())
-        return min(report_at, self.agent.commands.due_at(), link.due_at(clock.monotonic()), reload_at)
+        due = self.agent.commands.due_at(), link.due_at(clock.monotonic()), self.sender.due_at()
+        return min(report_at, reload_at, *due)
 
     def tick(self, now: float) -> bool:
         """Makes a report and hands it to the sender; False if this tick could not see."""
@@ -198,9 +199,10 @@ class Service:
     def wake_fds(self) -> list[int]:
         """Descriptors for which `between` is called when they can be read."""
         others = (*self.exits.filenos(), *self.agent.context.supervisors.filenos(clock.monotonic()))
-        return [self.sender.fileno(), *self.agent.children.filenos(), *others]
+        return [self.sender.link.fileno(), *self.agent.children.filenos(), *others]
 
     def _take_replies(self, now: float) -> None:
+        self.sender.pump()
         for reply in self.sender.replies():
             late = now - self._replied_at > max(LOST_AFTER_S, 2 * self.agent.interval_s)
             if late or self.sender.lost != self._lost or reply.controller_id != self.controller_id:
@@ -251,18 +253,16 @@ def run_agent(config: Settings, *, once: bool = False, as_json: bool = False, fi
 
 def _serve(agent: Agent, config: Settings, echo: bool, file: str) -> int:
     # Imported only now: `--once` needs neither.
-    from slurm_watchdog.agent.delivery.sender import Sender, controllers
+    from slurm_watchdog.agent.delivery.sender import Sender
     from slurm_watchdog.agent.delivery.spool import Spool
     from slurm_watchdog.agent.metrics import AgentMetrics
 
     spool = Spool()
     spool.take_back(agent.before.reports, clock.monotonic())
-    ours = controllers(config.controller_urls, config.security, agent.node)
-    metrics = AgentMetrics(config.agent.metrics_directory, agent.node, ours.certificates)
-    sender = Sender(spool, ours, metrics.count_report)
+    metrics = AgentMetrics(config.agent.metrics_directory, agent.node, lambda: agent.context.courier.expires)
+    sender = Sender(spool, agent.context.courier, metrics.count_report)
     signals = loop.Signals()
     signals.install()
-    sender.start()
     service = Service(agent, sender, metrics, signals, echo, file)
     agent.before = Memory()  # what it knew is in use now
     log.info("watching %s for %s every %g s", agent.node, config.controller_urls[0], config.agent.interval)

@@ -10,7 +10,6 @@ from slurm_watchdog.agent.checkpoints import scan
 from slurm_watchdog.agent.children.become_user import Kind
 from slurm_watchdog.agent.children.child import Task
 from slurm_watchdog.agent.children.requests import (
-    AskRas,
     DumpProcessStacks,
     FindFiles,
     FindListeners,
@@ -21,6 +20,7 @@ from slurm_watchdog.agent.children.requests import (
     ListOpenLogs,
     ListOpenMounts,
     NameUsers,
+    ParseRas,
     ProbeDirectory,
     ProbeMountPoint,
     ReadGpus,
@@ -68,5 +68,5 @@ TASKS = (
     Task(ReadNodeSettings, node_settings.read_node_settings, Kind.OWN),
     Task(ReadLinks, link.read_links, Kind.OWN),
     Task(ReadGpus, nvml.read_gpus, Kind.OWN),
-    Task(AskRas, nccl_ras.ask_ras, Kind.OWN),
+    Task(ParseRas, nccl_ras.parse_answer, Kind.OWN),
 )

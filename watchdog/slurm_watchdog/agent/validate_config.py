@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 
 import msgspec
 
@@ -42,8 +43,13 @@ def _why_no_tls(settings: Settings) -> list[str]:
 
     if not all(url.startswith("https://") for url in settings.controller_urls):
         return ["controller: has to begin with https:// where nodes prove themselves by certificates"]
+    files = TlsFiles(settings.security.tls_directory, "agent")
     try:
-        make_context(TlsFiles(settings.security.tls_directory, "agent"), server=False)
+        with suppress(FileNotFoundError), open(files.key, "rb"):
+            pass
+        make_context(files, server=False)
+    except PermissionError:
+        return []  # it is the courier's, who runs as another user
     except IdentityError as error:
         return [f"expert.security.tls_directory: {error}"]
     return []

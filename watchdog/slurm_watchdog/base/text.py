@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from slurm_watchdog.base.late_regex import late_regex
+from slurm_watchdog.base.ticking import shown
 
 ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _PLAIN = late_regex(r"[^ -~]|[&<>]")  # What has to be looked at one by one; most text holds none of it.
@@ -50,6 +51,7 @@ def duration(seconds: float | None) -> str:
     """0.83 s, 45 s, 12 min, 3 h 05 min, 2.5 d; `-` for None."""
     if seconds is None:
         return "-"
+    seconds = shown(seconds)
     if seconds < 120:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{round(seconds, 3):.2g} s"
     minutes = round(seconds / 60)

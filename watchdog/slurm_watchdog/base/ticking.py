@@ -1,8 +1,8 @@
 """Numbers that grow as time passes, and that notice at which moment a comparison with them comes out differently.
 
 A conclusion from them holds until then: a job of which nothing new has come is not judged again before.
-Comparisons, sums and differences are followed; anything else that is done with one (to print it, to round it, to
-multiply it) holds for no time at all.
+Comparisons, sums and differences are followed; a text that shows one holds for SHOWN_S; anything else that is done with
+one (to round it, to multiply it) holds for no time at all.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+SHOWN_S = 5.0  # Ages that people read are at most so old: as often as an agent reports.
+
 
 class Clock:
     """Of one judgement: for how long it holds."""
 
-    __slots__ = ("holds_s",)
+    __slots__ = ("holds_s", "is_shown")
 
     def __init__(self) -> None:
         self.holds_s = math.inf
+        self.is_shown = False  # Somebody reads a number of it.
 
 
 class Ticking(float):
@@ -56,6 +59,13 @@ def ticking(now: float, clock: Clock) -> float:
     return _made(now, 1.0, clock)
 
 
+def shown(value: float) -> float:
+    """The number to be shown to people: see SHOWN_S."""
+    if type(value) is Ticking:
+        value.clock.is_shown = True
+    return plain(value)
+
+
 def plain(value: float) -> float:
     """The same number, which does not notice anything."""
     return float.__add__(value, 0.0) if type(value) is Ticking else value
@@ -85,9 +95,16 @@ def _unfollowed(of_float: Callable[..., Any]) -> Any:
     return use
 
 
+def _shown(of_float: Callable[..., Any]) -> Any:
+    return lambda self, *args: of_float(shown(self), *args)
+
+
 COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
+TEXTS = ("__format__", "__repr__")
 for _name, _of_float in vars(float).items():
     if _name in COMPARISONS:
         setattr(Ticking, _name, _followed(_of_float))
+    elif _name in TEXTS:
+        setattr(Ticking, _name, _shown(_of_float))
     elif callable(_of_float) and _name not in {*vars(Ticking), "__new__", "__getattribute__"}:
         setattr(Ticking, _name, _unfollowed(_of_float))

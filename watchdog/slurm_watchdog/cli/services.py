@@ -1,4 +1,4 @@
-"""`slurm-watchdog agent` and `controller`: the services on compute nodes and on the management node."""
+"""`slurm-watchdog agent`, `courier` and `controller`: the services of nodes and of the management node."""
 
 from __future__ import annotations
 
@@ -41,6 +41,31 @@ def agent(asked: Asked, once: bool) -> NoReturn:
         log_setup.set_up()
         log.warning("the agent keeps the memory that its start took: %s: %s", sys.executable, error.strerror)
         sys.exit(run_agent(settings, once=once, as_json=as_json, file=os.path.abspath(file)))
+
+
+@command("--config F  The configuration.")
+def courier(asked: Asked) -> NoReturn:
+    """The network of an agent, which has none: a service beside it, without any right.
+
+    It passes what the agent reports to the controller and what the controller asks back, and reads the certificates
+    or calls munge by which both ends prove themselves. systemd starts it when the agent connects to its socket; an
+    agent without systemd has it as its child.
+
+    \b
+    Examples:
+      slurm-watchdog courier --config /etc/slurm-watchdog/config.yaml     as slurm-watchdog-courier.service starts it
+    """
+    file = asked.config or ""
+    config = load_or_exit(file)
+    from slurm_watchdog.agent.agent import node_name
+    from slurm_watchdog.agent.delivery.courier_link import courier_command
+    from slurm_watchdog.agent.settings import NO_CONTROLLER, settings_of
+
+    settings = settings_of(config)
+    if not settings.controller_urls:
+        raise Refusal([f"{file}: {NO_CONTROLLER}"])
+    words = courier_command(node_name(settings), settings.security, settings.controller_urls)
+    os.execve(words[0], words, {"MALLOC_ARENA_MAX": "1", **os.environ})  # noqa: S606 -- a list, and no shell is wanted
 
 
 @command(

@@ -27,10 +27,16 @@ from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.controller import Controller, Outside
 from slurm_watchdog.controller.evidence.reach import SlurmdPort
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.controller.ingest.endpoint import Identity, OwnUser, ReportEndpoint, read_page_token
+from slurm_watchdog.controller.ingest.endpoint import (
+    AgentCredentials,
+    Identity,
+    OwnUser,
+    ReportEndpoint,
+    read_page_token,
+)
 from slurm_watchdog.controller.node_history.node_tests import tester_of
 from slurm_watchdog.controller.standby import RESTART, Standby, await_signals
-from slurm_watchdog.identity.munge_library import AgentCredentials, BadCredential, MungeLibrary, MungeUnavailable
+from slurm_watchdog.identity.munge_library import BadCredential, MungeLibrary, MungeUnavailable
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.journal.database import Database, address_of
@@ -295,6 +301,7 @@ async def open_doors(
         identity=identity,
         address_of=state.address_of if config.security.check_node_address and not own else None,
         accept=controller.accept,
+        hold=controller.hold,
         metrics=controller.metrics,
         healthy=controller.healthy,
         interval_s=config.agent.interval,

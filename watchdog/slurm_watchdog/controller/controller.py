@@ -42,11 +42,13 @@ from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.protocol import Reply
-from slurm_watchdog.model.report import Report
+from slurm_watchdog.model.report import Report, State
 from slurm_watchdog.notify.dispatcher import IncidentSources, Notifier
 from slurm_watchdog.recording import entries
 from slurm_watchdog.recording.recorder import Recorder
 from slurm_watchdog.slurm.client import SlurmClient, SlurmUnavailable
+from slurm_watchdog.wire.codec import encode_report
+from slurm_watchdog.wire.frames import REPORT
 
 log = logging.getLogger(__name__)
 
@@ -211,17 +213,34 @@ class Controller:
             self.metrics.reports.labels("wrong_job").inc()
         for result in report.results:
             self.commands.resolve(result)
+        return self._answer(report.node, now)
+
+    def hold(self, node: str, agent: tuple[str, str], said: State, before: object) -> tuple[object, Reply | None]:
+        """Takes over that a node is as before, as `agent` (boot and agent id) says. Returns what an answer depends on,
+        to be handed in next time, and an answer where that has changed."""
+        now = clock.monotonic()
+        if self.recorder is not None or not self.state.hold(node, agent, said, now):
+            report = said.report(node, agent)
+            self.record(REPORT + encode_report(report))
+            return None, self.accept(report)
+        self._taken("accepted").inc()
+        slurm_at = self.state.slurm_at
+        is_fresh = slurm_at is not None and now - slurm_at <= self.judge.slurm_patience_s
+        basis = self.state.changes, is_fresh, node in self.commands.close
+        return basis, None if basis == before else self._answer(node, now)
+
+    def _answer(self, node: str, now: float) -> Reply:
         return Reply(
-            commands=self.commands.pop(report.node),
+            commands=self.commands.pop(node),
             watch=tuple(
                 watch
-                for job, starts in self.state.jobs_on(report.node, now)
-                for watch in self._paths.watches(job, starts, report.node)
+                for job, starts in self.state.jobs_on(node, now)
+                for watch in self._paths.watches(job, starts, node)
             ),
             # Sent only once the jobs are known: what agents then report again belongs to a job.
-            running=self.state.running_on(report.node, now, self.judge.slurm_patience_s),
+            running=self.state.running_on(node, now, self.judge.slurm_patience_s),
             controller_id=self.controller_id if self.state.slurm_at is not None else "",
-            closely=report.node in self.commands.close or report.node in self.state.unsure_of,
+            closely=node in self.commands.close or node in self.state.unsure_of,
         )
 
     def record(self, what: bytes | entries.Value) -> None:
@@ -283,8 +302,8 @@ class Controller:
             pass
 
     def pieces(self) -> Iterator[None]:
-        """The same; where it yields, all that was found out so far is written, and others may run: thousands of
-        incidents at once hold up no action and no report. What is judged is judged before it yields first."""
+        """The same; where it yields others may run: thousands of jobs or incidents at once hold up no action and no
+        report. What was concluded is written by then."""
         now = clock.monotonic()
         self._busy.note(now, clock.thread_cpu())
         began_before, self._last_began = self._last_began, now
@@ -298,7 +317,8 @@ class Controller:
             if self.recorder is not None:
                 self._record_itself()
             self.record(entries.Tick())
-            findings = self.judge.detect(now)
+            findings = yield from self.judge.detecting(clock.monotonic)
+            now = clock.monotonic()
             self.evidence.serve(findings, now)
             self.reach.serve(self.judge.view)
             changes = self.judge.conclude(findings, now, clock.wall(), self.actions.acting())

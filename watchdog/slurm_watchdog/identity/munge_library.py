@@ -10,20 +10,19 @@ import contextlib
 import ctypes
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
 
-import msgspec
-
 from slurm_watchdog.base import clock
-from slurm_watchdog.identity.munge_protocol import CREDENTIAL, KEY_BYTES, SessionOffer
 
 log = logging.getLogger(__name__)
 
 LIBRARY = "libmunge.so.2"
+CREDENTIAL = re.compile(r"MUNGE:[A-Za-z0-9+/=]{1,8000}:")
 CIPHER, SOCKET, UID_RESTRICTION = 0, 8, 9  # munge_opt_t of munge.h.
 AES128 = 4  # munge_cipher_t.
 REPLAYED_CODE = 17  # EMUNGE_CRED_REPLAYED.
@@ -183,44 +182,3 @@ def _check(library: Any, code: int) -> None:
     if code:
         why = library.munge_strerror(code).decode(errors="replace")
         raise OSError(why) if code in UNAVAILABLE_CODES else BadCredential(why, replayed=code == REPLAYED_CODE)
-
-
-class AuthenticationError(Exception):
-    """Why an agent is not believed: (outcome, sentence)."""
-
-
-@dataclass(frozen=True)
-class AgentCredentials:
-    """How a controller, which `own_uid` runs, learns the key of an agent's stream; agents of `agent_uids` are
-    believed."""
-
-    own_uid: int
-    agent_uids: frozenset[int]
-    decoder: MungeLibrary
-
-    async def key_of(self, text: str, node: str, challenge: str) -> bytes:
-        """What a stream of `node`, to which `challenge` was sent, has shown. Raises AuthenticationError,
-        MungeUnavailable."""
-        try:
-            credential = await self.decoder.decode(text)
-        except BadCredential as error:
-            word = "replayed" if error.replayed else "unauthorized"
-            raise AuthenticationError(word, f"MUNGE says: {error}") from None
-        try:
-            offer = msgspec.json.decode(credential.payload, type=SessionOffer)
-            key = bytes.fromhex(offer.key)
-        except (ValueError, RecursionError):
-            offer, key = SessionOffer("", "", ""), b""
-        if credential.uid not in self.agent_uids:
-            why = f"the credential was made by user {credential.uid}; see security.agent_user"
-        elif not credential.is_for(self.own_uid):
-            why = f"the credential is not for user {self.own_uid} alone; see security.controller_user"
-        elif len(key) != KEY_BYTES:
-            why = "the credential carries no key of a stream"
-        elif not challenge or offer.challenge != challenge:
-            raise AuthenticationError("replayed", "the credential is for another stream, or another controller")
-        elif offer.node != node:
-            raise AuthenticationError("wrong_node", f"the credential is of {offer.node!r}, and not of {node!r}")
-        else:
-            return key
-        raise AuthenticationError("unauthorized", why)

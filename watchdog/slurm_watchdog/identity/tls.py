@@ -27,8 +27,10 @@ def reason_of(error: Exception) -> tuple[str, str]:
     return "no_tls" if reason in NO_TLS else "handshake", reason.replace("_", " ").lower()
 
 
-def explain(error: ssl.SSLError) -> str:
+def explain(error: Exception) -> str:
     """Why the controller could not be spoken to, for the log of an agent."""
+    if not isinstance(error, ssl.SSLError):
+        return str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the controller's certificate is not good: {error.verify_message}"
     reason = error.reason or ""

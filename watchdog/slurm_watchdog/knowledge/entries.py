@@ -21,6 +21,7 @@ _HEADER = re.compile(r"\[([a-z_]+) (\S.*)\]\s*$")
 _LINE = re.compile(r"([a-z_]+):(?: (.*))?$")
 _PART = re.compile(r"\{([A-Z][A-Z_]*)\}")
 PART = "part"  # Kind of a section that only names an expression, for use in others as {NAME}.
+JOINED = ("needle", "class")  # Keys of which a line may have several values, with ` || ` between them.
 NOTES = ("source", "example", "not")
 """Keys that every row may have: where it comes from, lines it is for, and lines that look alike and are not."""
 MAX_TEXT = 1024 * 1024  # Characters of one file: the shipped ones together have a quarter of it.
@@ -61,7 +62,8 @@ def parse_entries(text: str, file: str) -> tuple[list[Entry], list[str]]:
         else:
             if line != line.rstrip():
                 problems.append(f"{file}:{number}: ends with a blank: remove it, or put the value in double quotes")
-            values.setdefault(match[1], []).append(_value(match[2] or ""))
+            texts = (match[2] or "").split(" || ") if match[1] in JOINED else [match[2] or ""]
+            values.setdefault(match[1], []).extend(map(_value, texts))
     if header is not None:
         entries.append(_entry(header, file, values))
     return entries, problems
@@ -112,11 +114,11 @@ class Fields(msgspec.Struct):
         return found
 
     def text(self, key: str, *, required: bool = False) -> str:
-        """The only value of `key`; empty if it has none."""
+        """The only value of `key`, with the parts that it names; empty if it has none."""
         found = self.texts(key, required=required)
         if len(found) > 1:
             self._wrong(f"`{key}` is given {len(found)} times; once is possible")
-        return found[0] if found else ""
+        return _PART.sub(lambda match: self.parts.get(match[1], match[0]), found[0]) if found else ""
 
     def flag(self, key: str) -> bool:
         """Whether `key: yes` is there."""
@@ -207,6 +209,22 @@ class Fields(msgspec.Struct):
 
 
 Reader = Callable[[Fields], Any]
+
+
+CASES = ("any", "exact")
+
+
+def _expression_row(fields: Fields) -> tuple[str, re.Pattern[str]]:
+    any_case = fields.choice("case", CASES, required=False) == "any"
+    return fields.entry.name, fields.expression(re.IGNORECASE if any_case else 0)
+
+
+def _words_row(fields: Fields) -> tuple[str, tuple[str, ...]]:
+    return fields.entry.name, fields.needles()
+
+
+COMMON: Mapping[str, Reader] = {"expression": _expression_row, "words": _words_row}
+"""What rows of a table have in common, by name: sections [expression NAME] and [words NAME]."""
 
 
 class Rows(msgspec.Struct, frozen=True):

@@ -142,7 +142,12 @@ class Finding(Judged):
     severity: Severity = Severity.CRITICAL
     clears: bool = False  # Who was named before is not to blame: an incident forgets them.
     duration_s: float = 0.0  # For how long the condition has held already.
+    began_mono: float | None = None  # Where that goes on: since when, by the judge's monotonic clock.
     wanted: tuple[Wanted, ...] = ()
+
+    def lasts_s(self, mono: float) -> float:
+        """For how long the condition holds at a moment of the judge's monotonic clock."""
+        return self.duration_s if self.began_mono is None else mono - self.began_mono
 
     def bad(self, summary: str, **changes: Any) -> Finding:
         """The same subject, with something wrong, and other fields as `changes` has them."""

@@ -124,13 +124,31 @@ class Said(Struct):
     initial: bool = False  # Where a bar of progress begins (`40/90 [00:00<?`): a position, no step that was made.
 
 
+class StepLine(Struct, array_like=True, kw_only=False):
+    """One line of progress in short."""
+
+    number: float  # Its step, or what it counts instead.
+    step_s: float | None = None
+    loss: float | None = None
+    loss_is_no_number: bool = False
+    written_s: float | None = None
+    samples: float | None = None
+
+
 class Event(Said):
-    """Something that happened once, most often a line of a log."""
+    """Something that happened once, most often a line of a log; of progress, all lines of one counter since the event
+    before it, of which this is the newest."""
 
     job_id: str
     age_s: float  # Seconds before the report was made.
     source: str  # Path of the file it was read from.
-    line: str = ""  # The line, bounded, without its control characters.
+    line: str = ""  # The line, bounded, without its control characters; none of progress, unless it names a phase.
+    lines: int = 1  # How many it stands for.
+    earlier: tuple[StepLine, ...] = ()
+    """Of those before the newest: the two before it, and of the others the highest loss, and where NaN began that has
+    not ended; a fact of its own for the progress clock, each."""
+    batch: int | None = None  # Samples of one step over all ranks, as the line says.
+    samples: float | None = None  # Samples that were consumed so far, as the line says.
     loss_is_no_number: bool = False  # It was NaN or infinite, which JSON cannot say: `loss` is None then.
     pattern: str | None = None  # Which entry of the knowledge matched.
     written_s: float | None = None

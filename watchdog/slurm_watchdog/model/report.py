@@ -8,7 +8,7 @@ from typing import get_args, get_origin, get_type_hints
 from msgspec.structs import replace
 
 from slurm_watchdog.base.python310 import is_class
-from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.structs import Struct, picked
 from slurm_watchdog.model.observations import (
     Checkpoint,
     Event,
@@ -179,6 +179,20 @@ _HAPPENED = ("logs", "events", "node_events", "results", "supervisors", "events_
 def is_state(report: Report) -> bool:
     """Whether it says only that all is as before: the next one says so again."""
     return report.same_as > 0 and not any(getattr(report, name) for name in _HAPPENED)
+
+
+class State(Struct, array_like=True):
+    """All that such a report has to say after another one of the same agent on the same stream."""
+
+    sequence: int
+    same_as: int
+    made_s: float
+    state: bytes
+    age_s: float = 0.0
+
+    def report(self, node: str, agent: tuple[str, str]) -> Report:
+        """As a report; `agent`: boot and agent id."""
+        return picked(Report, self, *self.__struct_fields__, node=node, boot_id=agent[0], agent_id=agent[1])
 
 
 def _own_fields() -> dict[type, str]:

@@ -1,7 +1,7 @@
 """Reads what people have of a log: plain, packed, from standard input, in other encodings, with redrawn bars.
 
 Gives blocks of whole lines as bytes in UTF-8 with `\n` alone at their ends, ready for
-slurm_watchdog.parse.training_log.block_scan. A carriage return redraws a line: what it draws becomes lines of
+slurm_watchdog.parse.training_log.line_scan. A carriage return redraws a line: what it draws becomes lines of
 their own here, and the block says which line of the file each one is.
 """
 

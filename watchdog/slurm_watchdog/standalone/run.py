@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from slurm_watchdog.agent.delivery.stream import UNIX
+from slurm_watchdog.agent.courier.streams import UNIX
 from slurm_watchdog.agent.settings import settings_of, write_settings
 from slurm_watchdog.analysis.good_checkpoint import resume_from
 from slurm_watchdog.base import clock

@@ -143,7 +143,7 @@ class JobNodes:
         """(how far the command has come, by the last line of each kind that says so; the time between two of these
         lines, as they say themselves, or from the first look at them and this one)."""
         # Loaded until that time is known, and where a node is missing: it is much.
-        from slurm_watchdog.parse.training_log.block_scan import scan
+        from slurm_watchdog.parse.training_log.line_scan import scan
 
         counts: dict[str, float] = {}
         strides: dict[str, float] = {}  # From the last but one of these lines to the last.

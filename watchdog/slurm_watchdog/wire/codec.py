@@ -13,13 +13,14 @@ from operator import attrgetter
 from typing import Any, Final, TypeVar, get_args
 
 import msgspec
+from msgspec.structs import replace
 
-from slurm_watchdog.base.structs import mapped
+from slurm_watchdog.base.structs import mapped, picked
 from slurm_watchdog.model.observations import EventKind, FaultSeverity
 from slurm_watchdog.model.protocol import Command, Reply
-from slurm_watchdog.model.report import HELD, Report
+from slurm_watchdog.model.report import HELD, Report, State
+from slurm_watchdog.wire.frames import MAX_BYTES
 
-MAX_BYTES = 8 * 1024**2  # 1,000 processes with stacks have about 2 MiB; anything larger is a mistake or an attack.
 MAX_WHY = 300  # Characters of what is wrong with a message: the decoder repeats the value, which may be long.
 
 OPEN_LISTS: Final[dict[type, dict[str, tuple[str, frozenset[str]]]]] = {
@@ -51,9 +52,10 @@ _ODD_NUMBERS = (
     (float, re.compile(rb"\xca[\x7f\xff][\x80-\xff]")),  # float 32
 )  # Type -> bytes without which no number is too large, infinite or NaN. Other values may look so, too.
 
-Message = TypeVar("Message", Report, Reply)
+Message = TypeVar("Message", Report, Reply, State)
 _encoder = msgspec.msgpack.Encoder()
 _reports, _replies = msgspec.msgpack.Decoder(Report), msgspec.msgpack.Decoder(Reply)
+_states = msgspec.msgpack.Decoder(State)
 _held = attrgetter(*HELD)
 
 
@@ -70,13 +72,21 @@ def encode_report(report: Report) -> bytes:
     return _bounded(data, "report")
 
 
+def encode_state(report: Report) -> bytes:
+    """The bytes of a report that only says that all is as before (model.report.is_state)."""
+    return _encoder.encode(picked(State, report))
+
+
 def encode_reply(reply: Reply) -> bytes:
     """The bytes of a reply. Raises WireError if they exceed MAX_BYTES."""
     return _bounded(_encoder.encode(reply), "reply")
 
 
 def with_age(data: bytes, age_s: float) -> bytes:
-    """The report in `data`, which has no age yet (0 is left off), with one: a field more of the same map."""
+    """The report or state in `data`, which has no age yet (0 is left off), with one: a field more of the same map, or
+    another last one of the same list."""
+    if data[0] & 0xF0 == 0x90:  # a list of up to 15 of MessagePack
+        return _encoder.encode(replace(_states.decode(data), age_s=age_s))
     many = data[0] == 0xDE  # map 16 of MessagePack; else a map of up to 15 fields, their number in its first byte
     fields = int.from_bytes(data[1:3], "big") if many else data[0] & 0x0F
     return b"\xde%b\xa5age_s%b%b" % ((fields + 1).to_bytes(2, "big"), _encoder.encode(age_s), data[3 if many else 1 :])
@@ -88,8 +98,7 @@ def decode_report(data: bytes) -> Report:
     report = _decoded(data, "report", _reports)
     if kinds := _odd_numbers(data):
         check_numbers(report, kinds)
-    if len(report.state) > MAX_STATE:
-        raise WireError(f"not a report: its state has {len(report.state)} bytes, and {MAX_STATE} are the most")
+    _check_state(report.state)
     if report.same_as and any(_held(report)):
         more = [name for name in HELD if getattr(report, name)]
         raise WireError(f"not a report: a small one, and it has {', '.join(more)}")
@@ -98,9 +107,25 @@ def decode_report(data: bytes) -> Report:
     return cut_texts(report) if may_have_long_text(data) else report
 
 
+def decode_state(data: bytes) -> State:
+    """The state in `data`. Raises WireError if it is none, or a number in it is infinite, NaN, or too large."""
+    said = _decoded(data, "state", _states)
+    _check_state(said.state)
+    if not (math.isfinite(said.made_s) and math.isfinite(said.age_s) and max(said.sequence, said.same_as) < LARGEST):
+        raise WireError("not a state: a number in it is infinite, NaN, or beyond 64 bits with its sign")
+    if said.same_as <= 0:
+        raise WireError("not a state: it names no report")
+    return said
+
+
 def decode_reply(data: bytes) -> Reply:
     """The reply in `data`. Raises WireError if it is too large, no MessagePack, or no reply."""
     return _decoded(data, "reply of a controller", _replies)
+
+
+def _check_state(state: bytes) -> None:
+    if len(state) > MAX_STATE:
+        raise WireError(f"not a report: its state has {len(state)} bytes, and {MAX_STATE} are the most")
 
 
 def _decoded(data: bytes, what: str, decoder: msgspec.msgpack.Decoder[Message]) -> Message:
@@ -131,7 +156,7 @@ def _read_newer(data: bytes, kind: type[Message]) -> Message | None:
 
     try:
         tree = msgspec.msgpack.decode(data, type=dict[str, Any])
-        for name, (key, words) in OPEN_LISTS[kind].items():
+        for name, (key, words) in OPEN_LISTS.get(kind, {}).items():
             if isinstance(rows := tree.get(name), list):
                 tree[name] = [each for each in rows if is_known(each, key, words)]
         return msgspec.convert(tree, kind)
@@ -166,8 +191,13 @@ def may_have_long_text(data: bytes) -> bool:
     """Whether a text longer than the shortest limit may be in this message. May be wrong only in saying yes: the bytes
     of a number may look like the head of a text (str 16 or str 32 of MessagePack), if of none longer than all this."""
     return len(data) > MAX_NAME and (
-        b"\xdb\x00" in data or _long_text(min(255, len(data) >> 8)).search(data) is not None
+        _LONGEST_TEXT.search(data) is not None or _long_text(min(255, len(data) >> 8)).search(data) is not None
     )
+
+
+_LONGEST_TEXT = re.compile(
+    rb"\xdb[\x00]"
+)  # The head of a text of 64 KiB or more; so it is looked for by its first byte.
 
 
 @cache

@@ -7,11 +7,8 @@ import logging
 from collections.abc import Awaitable
 from typing import Protocol
 
-import msgspec
-
-from slurm_watchdog.identity.munge_protocol import Seal
 from slurm_watchdog.wire.connection import Connection
-from slurm_watchdog.wire.frames import BYE, LENGTH, MAX_UNPROVEN, Bye, FrameError, Inbox, pack
+from slurm_watchdog.wire.frames import BYE, LENGTH, MAX_UNPROVEN, FrameError, Inbox, Seal, pack
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +31,8 @@ class Stream:
     """One agent. What it is handed after `end` is thrown away."""
 
     __slots__ = (
-        "_client", "_door", "_inbox", "_is_waiting", "_reason", "_seal", "_task", "challenge", "interval_s", "is_heard",
-        "is_open", "names", "node", "remote", "said",
+        "_client", "_door", "_inbox", "_is_waiting", "_reason", "_seal", "_task", "agent", "basis", "challenge",
+        "interval_s", "is_heard", "is_open", "names", "node", "remote", "said",
     )  # fmt: skip
 
     def __init__(self, client: Connection, door: StreamDoor):
@@ -44,7 +41,9 @@ class Stream:
         self.node, self.challenge = "", ""
         self.is_open = False  # Both ends are proven: reports are taken.
         self.is_heard = False  # A report was taken: it may be asked.
-        self.said = b""  # The newest reply.
+        self.said = b""  # The newest reply,
+        self.basis: object = None  # and what that depended on.
+        self.agent = ("", "")  # Boot and agent id of the newest report; empty: none was taken.
         self.interval_s = 0.0  # Between two of its reports.
         self._inbox = Inbox(MAX_UNPROVEN)
         self._seal: Seal | None = None
@@ -78,7 +77,7 @@ class Stream:
         if not self._reason:
             self._finish(reason, why)
             if why:
-                self._client.transport.write(pack(BYE, msgspec.msgpack.encode(Bye(reason, why)), self._seal))
+                self._client.transport.write(pack(BYE, f"{reason} {why}".encode(errors="replace"), self._seal))
             self._client.transport.close()
 
     def close(self) -> None:

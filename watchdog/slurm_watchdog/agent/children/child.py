@@ -30,6 +30,7 @@ import msgspec
 from slurm_watchdog.agent.children.become_user import Kind, become
 from slurm_watchdog.agent.children.requests import Request, WorkerState
 from slurm_watchdog.base.descriptors import describe
+from slurm_watchdog.base.loop import wait_readable
 
 CPU_S = 5.0  # Of CPU time for one request: half of the usual deadline (agent.probe_deadline), far beyond any look.
 CPU_OF_S: Mapping[str, float] = {"dump_stacks": 20.0, "read_gpus": 60.0}
@@ -39,6 +40,7 @@ KILLED_AFTER_S = 5.0  # More of CPU time before the kernel kills a child in whic
 ADDRESS_SPACE = 256 << 20  # Bytes beyond what the child has at its start: a look takes 10 MiB, the largest answer 100.
 UNLIMITED = frozenset({"read_gpus"})  # Driver libraries map address space as they like, and read no user's data.
 MAX_FRAME = 16 * 1024**2
+BETWEEN_S = 1.0  # Between two looks that no one asked for.
 TRIM_EVERY = 120  # Requests of a child, or ticks of the loop, after which free memory goes back: ten minutes.
 FIRST_TRIM = 3  # And once soon: what starting took is never taken again.
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # linux/prctl.h
@@ -203,7 +205,7 @@ def serve(fd: int, key: str, kind: Kind, tasks: tuple[Task, ...], state: WorkerS
     with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionResetError, BrokenPipeError):
         inbox, answered = bytearray(), 0
         sock.sendall(HEAD.pack(0, 0, BEGUN))
-        while data := sock.recv(1 << 14):
+        while data := _receive(sock, state):
             inbox += data
             for number, index, body in unframe(inbox):
                 state.note(0)
@@ -214,6 +216,17 @@ def serve(fd: int, key: str, kind: Kind, tasks: tuple[Task, ...], state: WorkerS
                 answered += 1
                 if answered % TRIM_EVERY == FIRST_TRIM:
                     give_back_memory()
+
+
+def _receive(sock: socket.socket, state: WorkerState) -> bytes:
+    """The next bytes; while they do not come, what the child does between two requests."""
+    while state.between is not None and not wait_readable([sock.fileno()], BETWEEN_S):
+        try:
+            state.between()
+        except Exception:
+            log.exception("a look between two requests failed")
+            state.between = None
+    return sock.recv(1 << 14)
 
 
 def _leave_parent_behind(kept: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args
 
@@ -182,6 +182,8 @@ class Follow(Request[FollowedLogs]):
     globs: Annotated[list[tuple[Word, Path]], Meta(max_length=4096)] = []
     own: Annotated[dict[Word, Annotated[list[Pattern], Meta(max_length=64)]], Meta(max_length=512)] = {}
     """Of each job, the site's patterns of progress."""
+    closely: Annotated[list[Word], Meta(max_length=512)] = []
+    """Jobs whose logs with steps are looked at each second, until the next request."""
     taken: Word | None = None
 
 
@@ -218,13 +220,11 @@ class FindListeners(Request[Listeners]):
     port: Annotated[int, Meta(ge=1, le=65535)]
 
 
-class AskRas(Request[RasAnswer]):
-    """NCCL's RAS of a job, by a port on which processes of the job listen, and no one else."""
+class ParseRas(Request[RasAnswer]):
+    """What NCCL's RAS of a job has answered to the courier, compressed."""
 
-    task = "ask_ras"
-    listeners: Listeners
-    port: Annotated[int, Meta(ge=1, le=65535)]
-    deadline_s: Seconds = 12.0  # For the whole talk: RAS itself gives the other processes 5 s.
+    task = "parse_ras"
+    answer: bytes
 
 
 PlaceKind = Literal["directory", "tracker", "clock"]
@@ -325,6 +325,7 @@ class WorkerState:
     place: mmap.mmap | None = None  # Shared with the agent.
     left: list[int] = field(default_factory=list)  # Pids of programs that this request has left behind, killed in vain.
     is_limited: bool = False  # Its address space is bounded already.
+    between: Callable[[], None] | None = None  # Called each second until the next request comes.
     _memories: dict[type[Any], Any] = field(default_factory=dict)
 
     @property

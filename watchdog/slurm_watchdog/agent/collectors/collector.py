@@ -18,6 +18,7 @@ from slurm_watchdog.base.structs import Struct
 
 if TYPE_CHECKING:
     from slurm_watchdog.agent.children.children import Children
+    from slurm_watchdog.agent.delivery.courier_link import CourierLink
     from slurm_watchdog.agent.files.mount_probing import MountProber
     from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
     from slurm_watchdog.agent.gpu.reader import GpuReader
@@ -63,6 +64,7 @@ class CollectorContext:
     gpus: GpuReader
     orphan_gpu_processes: OrphanGpuProcesses
     supervisors: SupervisorLink
+    courier: CourierLink
     kernel_records: deque[bytes]  # The newest of the kernel's log, for evidence.
     kernel_log_position: int | None = None  # How far an agent before this one has read it.
     keep_position: Callable[[int, float], None] = lambda position, now: None  # Is given it, and now, when it changes.

@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.children.answers import Listeners, LogEnd
 from slurm_watchdog.agent.children.children import Answer, Children, Value
 from slurm_watchdog.agent.children.requests import (
-    AskRas,
     DumpProcessStacks,
     FindFiles,
     FindListeners,
     LastLines,
+    ParseRas,
     ReadNodeSettings,
     ReadProcessStates,
     Request,
@@ -30,9 +30,10 @@ from slurm_watchdog.agent.collectors.collector import CollectorContext
 from slurm_watchdog.agent.evidence.found_files import KIND as OWN_WORDS
 from slurm_watchdog.agent.evidence.found_files import names_of, pipe_of, places, prefixes, read_pattern
 from slurm_watchdog.agent.evidence.last_lines import last_kernel_lines
-from slurm_watchdog.agent.evidence.nccl_ras import ADDRESS_VARIABLE, ras_port
+from slurm_watchdog.agent.evidence.nccl_ras import ADDRESS_VARIABLE, loopback_of, ras_port
 from slurm_watchdog.agent.evidence.stacks import choose
 from slurm_watchdog.agent.proc.files import read_file
+from slurm_watchdog.base.descriptors import describe
 from slurm_watchdog.base.mounts import mount_of
 from slurm_watchdog.base.structs import picked, printable
 from slurm_watchdog.model.collective_records import RasAnswer
@@ -48,7 +49,7 @@ from slurm_watchdog.model.evidence import (
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.protocol import CollectEvidence
 
-RAS = "NCCL's RAS"
+RAS, RAS_ANSWER = "NCCL's RAS", "RAS's answer"
 NODE = "node:settings"
 PART_S = 15.0  # Deadline of one question to a child; a dump of stacks has its own.
 DUMP_S = 25.0
@@ -286,9 +287,23 @@ class Collection(msgspec.Struct):
         return self._ask_part(RAS, f"state:{rank.uid}", request, partial(self._ask_ras, port), now, rank.uid)
 
     def _ask_ras(self, port: int, found: Listeners) -> None:
-        if found.addresses:
-            request = AskRas(found, port)
-            self._todo["RAS's answer"] = partial(self._ask_part, "RAS's answer", "node:ras", request, self._ras.append)
+        if not found.addresses:
+            return
+        try:
+            host = loopback_of(found, port)
+        except OSError as error:
+            self._problems.append(f"{RAS_ANSWER}: {describe(error)}")
+            return
+        self._out.add(RAS_ANSWER)
+        self.context.courier.ask_ras(host, port, self._parse_ras)
+
+    def _parse_ras(self, answer: bytes, why: str) -> None:
+        if why:
+            self._out.discard(RAS_ANSWER)
+            self._problems.append(f"{RAS_ANSWER}: {why}")
+        else:
+            request = ParseRas(answer)
+            self._todo[RAS_ANSWER] = partial(self._ask_part, RAS_ANSWER, "node:ras", request, self._ras.append)
 
     def _may_touch(self, path: str) -> bool:
         mount = mount_of(path, self.context.logs.mounts)

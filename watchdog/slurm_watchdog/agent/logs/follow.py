@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import resource
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import msgspec
@@ -81,11 +81,19 @@ def follow(request: Follow, worker: WorkerState) -> FollowedLogs:
     memory.token = f"{os.getpid()}:{memory.answers}"
     memory.untaken = {key: each for key, each in news.items() if each[0] or each[1]}
     memory.untaken_at = now
+    closely = [tail for (job, _), tail in tails.items() if job in request.closely]
+    worker.between = partial(_glance, closely) if closely else None
     return FollowedLogs(
         files=tuple(_row(key, tail, twins.get(key, tail), news[key], now) for key, tail in tails.items()),
         token=memory.token,
         globs=tuple(_expand_all(request.globs, memory, now)),
     )
+
+
+def _glance(tails: list[LogFollower]) -> None:
+    now, wall = clock.monotonic(), clock.wall()
+    for tail in tails:
+        tail.glance(now, wall)
 
 
 def _tails(files: list[tuple[str, str, int | None]], memory: FollowMemory) -> dict[Key, LogFollower]:
@@ -110,7 +118,7 @@ def _give_patterns(tails: dict[Key, LogFollower], own: dict[str, list[str]], mem
         texts: memory.patterns.get(texts) or compile_patterns(texts) for texts in {tuple(each) for each in own.values()}
     }
     for (job, _), tail in tails.items():
-        tail.own = memory.patterns.get(tuple(own.get(job, ())), ())
+        tail.use(memory.patterns.get(tuple(own.get(job, ())), ()))
 
 
 def _refresh_all(tails: dict[Key, LogFollower], now: float, wall: float) -> dict[Key, LogFollower]:
@@ -131,23 +139,24 @@ def _read_in_turns(tails: dict[Key, LogFollower], memory: FollowMemory, now: flo
     """Reads block after block, one of each file that has more, until nothing is left or it has cost enough. The files
     that were not reached the last time come first."""
     waiting = [key for key, tail in tails.items() if tail.has_more]
+    if not waiting and not memory.late:
+        return
     late = {key: place for place, key in enumerate(memory.late)}
     waiting.sort(key=lambda key: late.get(key, len(late)))
     limits = memory.limits
-    cpu_end_s, read_bytes = _cpu_s() + limits.look_cpu_s, 0
+    cpu_end_s, read_bytes = clock.thread_cpu() + limits.look_cpu_s, 0
     while waiting:
-        if read_bytes >= limits.look_bytes or _cpu_s() >= cpu_end_s or clock.monotonic() >= now + limits.look_s:
+        if (
+            read_bytes >= limits.look_bytes
+            or clock.thread_cpu() >= cpu_end_s
+            or clock.monotonic() >= now + limits.look_s
+        ):
             break
         key = waiting.pop(0)
         read_bytes += tails[key].read(now, wall)
         if tails[key].has_more:
             waiting.append(key)
     memory.late = waiting
-
-
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 def _with_untaken(news: dict[Key, News], memory: FollowMemory, now: float) -> dict[Key, News]:

@@ -237,8 +237,10 @@ class JobLogs:
                     continue
                 key = self.key_of(path, uid)
                 start = self._read_so_far((job_id, path), starts.get(mask_words(path)))
-                planned = plan.setdefault((key, uid), Follow([], [], {}))
+                planned = plan.setdefault((key, uid), Follow([], [], {}, []))
                 planned.files.append((job_id, path, start))
+                if watch is not None and watch.log_paths and job_id not in planned.closely:
+                    planned.closely.append(job_id)  # This is its batch host: what it prints has the steps of most.
                 if watch is not None and watch.progress_patterns:
                     planned.own[job_id] = list(watch.progress_patterns)
                 followed.append((job_id, path))
@@ -247,7 +249,9 @@ class JobLogs:
             for pattern in job.found:
                 if self.why_untouched(pattern) is not None:
                     continue
-                plan.setdefault((self.key_of(pattern, uid), uid), Follow([], [], {})).globs.append((job_id, pattern))
+                plan.setdefault((self.key_of(pattern, uid), uid), Follow([], [], {}, [])).globs.append(
+                    (job_id, pattern)
+                )
         requests = [
             self.probes.ask(
                 key, replace(each, taken=self._taken.get(key)), deadline_s, now, partial(self._apply_news, now), uid

@@ -18,31 +18,28 @@ from msgspec.structs import replace
 
 from slurm_watchdog.agent.files.safe_open import check_regular, open_log
 from slurm_watchdog.agent.logs.position import ANCHOR, FilePosition, Identity, LineBuffer, again, goes_on
+from slurm_watchdog.agent.logs.step_rows import StepRows, make_event
 from slurm_watchdog.base.descriptors import describe
-from slurm_watchdog.base.structs import picked
 from slurm_watchdog.knowledge.frameworks import recognise
 from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.knowledge.ray_train import WorkerRankReader
 from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.parse.timestamps import stamp_of
-from slurm_watchdog.parse.training_log.block_scan import Scan, ShapeMemory, scan
 from slurm_watchdog.parse.training_log.learned_format import KNOWN_AFTER, Learner
 from slurm_watchdog.parse.training_log.line import parse_line
+from slurm_watchdog.parse.training_log.line_scan import Scan, ShapeMemory, scan
 from slurm_watchdog.parse.training_log.text import LogFact, kept_line
 
 MAX_EVENTS = 50  # Of each kind, a file and a report.
+STEPS_IN_FULL, EVENLY = 1, 5
+"""Of lines alike, lines with steps that are all read, and of the others how many: a row of them keeps a few."""
 
 
-def make_event(line: str, fact: LogFact, age_s: float) -> Event:
-    """`line`, which was written `age_s` ago, and what it says; without job and source, which the agent adds. A loss
-    that is NaN or infinite has a field of its own: JSON has no word for it."""
-    stamp = stamp_of(line.lstrip()) if fact.kind is EventKind.PROGRESS and fact.step_s is None else None
-    loss = fact.loss if fact.loss is None or isfinite(fact.loss) else None
-    return picked(
-        Event, fact, job_id="", source="", age_s=age_s, line=kept_line(line), loss=loss,
-        loss_is_no_number=loss is not fact.loss,
-        written_s=None if stamp is None else stamp.seconds,
-    )  # fmt: skip
+def shown(event: Event) -> Event:
+    """The event as it leaves for people: with secrets masked; of progress the line has said what it says."""
+    if event.kind is EventKind.PROGRESS and event.phase is None:
+        return replace(event, line="")
+    return replace(event, line=kept_line(event.line))
 
 
 def condense(events: list[Event], limit: int = MAX_EVENTS) -> tuple[list[Event], int]:
@@ -76,7 +73,7 @@ DATED = 8 * 1024  # Of the end of a file so much is searched for its newest date
 MAX_MARKS = 64
 MAX_LEFT = 64
 LOOK_AHEAD = 1024  # Beyond the size that was seen: a file grows while it is read.
-RECOGNISED_BYTES = 256 * 1024  # So much is searched for the words of a framework: they stand in the beginning.
+RECOGNISED_BYTES = 16 * 1024  # So much is searched for the words of a framework: they stand in the beginning.
 QUIET_S = 15.0  # A last line without an end is read for its error, or its bar, when nothing has followed for so long.
 WHOLE_BAR = re.compile(r"\[\d+:\d\d[^\[\]\r]*\]\s*$")
 """`[00:10<00:05, 5.5it/s, loss=0.4]` at its end: no number of it was cut in two."""
@@ -101,7 +98,8 @@ class LogFollower:
     seats: WorkerRankReader = field(default_factory=WorkerRankReader)  # Which process is which rank, where Ray says it.
     _searched: int = 0  # Bytes that were searched for the framework's words.
     _items: list[Event] = field(default_factory=list)
-    _seen: ShapeMemory = field(default_factory=ShapeMemory)
+    _rows: StepRows = field(default_factory=StepRows)
+    _seen: ShapeMemory = field(default_factory=lambda: ShapeMemory(steps_in_full=STEPS_IN_FULL, evenly=EVENLY))
     _learner: Learner | None = field(default_factory=Learner)
     _known: int = 0  # Lines of progress in a known format.
     _modified_ns: int = 0
@@ -111,6 +109,16 @@ class LogFollower:
     """(when, size) of what is not read yet: how old its lines are."""
     _told: tuple[str, str] | None = None  # A last line without an end that was told already, and its pattern.
     _held: MutableMapping[Identity, LogFollower] = field(default_factory=dict)
+
+    def use(self, own: tuple[Pattern, ...]) -> None:
+        """Reads with these patterns of the site from now on."""
+        if own is not self.own:
+            self.own, self._seen.known = own, {}
+
+    def glance(self, now: float, wall: float) -> None:
+        """Between two looks: whether it has grown, so that its lines are dated more exactly. It is not read."""
+        if self.place is not None and self.place.last_steps:
+            self.refresh(now, wall, self._held)
 
     @property
     def identity(self) -> Identity | None:
@@ -154,10 +162,13 @@ class LogFollower:
 
     def drain_events(self) -> tuple[list[Event], int]:
         """The events since the last call, and how many more were left out."""
-        items, left_out = condense(self._items)
+        if not self._items and not self._rows.rows and not self.left_out:
+            return [], 0
+        items, left_out = condense(self._items + self._rows.close())
         left_out += self.left_out
-        self._items, self.left_out, self._seen = [], 0, ShapeMemory()
-        return items, left_out
+        self._items, self.left_out = [], 0
+        self._seen.look += 1
+        return [shown(each) for each in items], left_out
 
     def close(self) -> None:
         """Closes the file; what is known of it is kept."""
@@ -261,7 +272,7 @@ class LogFollower:
     def _finish(self, now: float) -> None:
         """The end of a file whose name stands for another one: its last line may lack its end."""
         if self.place is not None and self.place.lines.pending:
-            self._take(self.place.lines.feed(b"\n"), now, self.place.position)
+            self._take(self.place.lines.feed(b"\n"), now)
         self.close()
 
     def _fail(self, problem: OSError) -> None:
@@ -287,7 +298,7 @@ class LogFollower:
         self._unread = not at_end
         place.advance(data)
         self.size = max(self.size, place.position)
-        self._take(place.lines.feed(data), now, place.position)
+        self._take(place.lines.feed(data), now)
 
     def _compare(self, found: bytes) -> None:
         """The bytes before our place are not those that were read: is it another text in the same file?"""
@@ -319,25 +330,30 @@ class LogFollower:
         self._recognise(data)
         whole = self.place.lines.feed(data)
         self.seats.feed(whole)
-        self._gather(scan(whole, own=self.own), age_s)
-        items, self._items = self._items, []
+        found = scan(whole, own=self.own)
+        self._gather(found, [age_s] * len(found.facts))
+        items, self._items = self._items + self._rows.close(), []
         last_step = max((at for at, item in enumerate(items) if item.kind is EventKind.PROGRESS), default=-1)
         checkpoint = next((item for item in reversed(items) if item.kind is EventKind.CHECKPOINT), None)
         older_s = _ages(whole)
         # What stands before the newest step is over: an old error, an evaluation that ended.
         kept = [item for at, item in enumerate(items) if at >= last_step or item is checkpoint]
-        self._items = [replace(item, backlog=True, age_s=age_s + older_s(item.line)) for item in kept]
+        self._items = [
+            replace(item, backlog=True, age_s=age_s + older_s(item.line), lines=1, earlier=()) for item in kept
+        ]
 
     # -- what it says ------------------------------------------------------------------------------------------
 
-    def _take(self, whole: bytes, now: float, end: int) -> None:
+    def _take(self, whole: bytes, now: float) -> None:
+        assert self.place is not None
         if whole:
             self._recognise(whole)
             self.seats.feed(whole)
-            age_s, found = self._age_s(now, end), scan(whole, self._seen, self.own)
+            found = scan(whole, self._seen, self.own)
+            ages_s = self._ages_s(whole, found.places, now, self.place.position - len(self.place.lines.pending))
             if self._learner is not None:
-                self._learn(self._learner, found, whole, now - age_s)
-            self._gather(found, age_s)
+                self._learn(self._learner, found, ages_s, whole, now)
+            self._gather(found, ages_s)
             self._told = None
 
     def _recognise(self, text: bytes) -> None:
@@ -345,13 +361,28 @@ class LogFollower:
             self._searched += len(text)
             self.framework = recognise(text, self.framework)
 
-    def _learn(self, learner: Learner, found: Scan, whole: bytes, at: float) -> None:
+    def _learn(self, learner: Learner, found: Scan, ages_s: list[float], whole: bytes, now: float) -> None:
         """Looks for progress of an unknown format, until the file has shown a known one."""
         self._known += sum(fact.kind is EventKind.PROGRESS for _, fact in found.facts)
         if self._known >= KNOWN_AFTER:
             self._learner = None
-        else:
-            found.facts += learner.feed(whole, at)
+            return
+        age_s = now - self._marks[0][0] if self._marks else 0.0
+        for line, fact in learner.feed(whole, now - age_s):
+            found.facts.append((line, fact))
+            found.stand_for.append(1)
+            ages_s.append(age_s)
+
+    def _ages_s(self, whole: bytes, places: list[int], now: float, end: int) -> list[float]:
+        """How long the lines at these places have been in the file, as far as looks have shown; `end`: where the last
+        of the whole lines ends in it."""
+        ages_s, line, at = list[float](), 0, -1
+        for place in places if len(self._marks) > 1 else ():
+            while line <= place:
+                at, line = whole.find(b"\n", at + 1), line + 1
+            ages_s.append(self._age_s(now, end - len(whole) + at + 1))
+        age_s = self._age_s(now, end)
+        return ages_s or [age_s] * len(places)
 
     def _age_s(self, now: float, end: int) -> float:
         """How long the bytes before `end` have been in the file, as far as looks have shown."""
@@ -359,25 +390,24 @@ class LogFollower:
             self._marks.popleft()
         return max(0.0, now - self._marks[0][0]) if self._marks else 0.0
 
-    def _gather(self, found: Scan, age_s: float) -> None:
-        self.left_out += found.left_out
-        for line, alone in found.facts:
-            self._note(line, alone, age_s)
+    def _gather(self, found: Scan, ages_s: list[float]) -> None:
+        for (line, alone), lines, age_s in zip(found.facts, found.stand_for, ages_s, strict=True):
+            self.left_out += 0 if alone.kind is EventKind.PROGRESS else lines - 1
+            self._note(line, alone, age_s, lines)
         if len(self._items) > MAX_ITEMS:
             self._items, left_out = condense(self._items)
             self.left_out += left_out
 
-    def _note(self, line: str, alone: LogFact, age_s: float) -> None:
+    def _note(self, line: str, alone: LogFact, age_s: float, lines: int = 1) -> None:
         assert self.place is not None
         steps, fact = self.place.last_steps, self.place.context.with_context(alone)
         number = fact.count if fact.step is None else fact.step
-        if fact.kind is EventKind.PROGRESS and number is not None:
-            if steps.get(fact.pattern) == number and not fact.has_own_loss:
-                return  # a bar that was redrawn
-            steps[fact.pattern] = number
-        elif self._told and line.startswith(self._told[0]) and fact.pattern == self._told[1]:
-            return
-        self._items.append(make_event(line, fact, age_s))
+        if fact.kind is EventKind.PROGRESS and number is not None and isfinite(number):
+            if steps.get(fact.pattern) != number or fact.has_own_loss:  # else a bar that was redrawn
+                steps[fact.pattern] = number
+                self._items += self._rows.add(line, fact, age_s, lines)
+        elif not (self._told and line.startswith(self._told[0]) and fact.pattern == self._told[1]):
+            self._items += [*self._rows.close(), make_event(line, fact, age_s)]
 
     def _tell_last_line(self, now: float) -> None:
         """Last words without an end of line: whole bars and errors alone, for a number may be cut in two."""
@@ -389,7 +419,7 @@ class LogFollower:
             fact = parse_line(line)
             self._told = (line, fact.pattern if fact is not None else "")
             if fact is not None and fact.kind is EventKind.ERROR:
-                self._items.append(make_event(line, fact, now - self.grown_at))
+                self._items += [*self._rows.close(), make_event(line, fact, now - self.grown_at)]
             elif fact is not None and fact.kind is EventKind.PROGRESS and not self.own and WHOLE_BAR.search(line):
                 self._note(line, fact, now - self.grown_at)
 

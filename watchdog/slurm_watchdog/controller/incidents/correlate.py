@@ -105,7 +105,7 @@ def _open(finding: Finding, moment: CorrelateContext, incident_id: str) -> Incid
         *("kind", "subject", "severity", "job_ids", "culprits"),
         id=incident_id,
         state=IncidentState.PENDING,
-        opened_at=moment.wall - finding.duration_s,
+        opened_at=moment.wall - finding.lasts_s(moment.mono),
         pending_mono=moment.mono,
         runs=_runs(finding, moment),
         owners=_owners(finding, (), moment),
@@ -328,27 +328,28 @@ def _fire(incident: Incident, moment: CorrelateContext) -> Incident:
 BEFORE_S = 60.0  # A fault so soon before the last step may be the cause: data that was read ahead lasts some steps.
 
 
-def with_hardware_cause(findings: Sequence[Finding]) -> list[Finding]:
+def with_hardware_cause(findings: Sequence[Finding], mono: float) -> list[Finding]:
     """The findings; those of a job that makes no steps name the fault of its nodes' hardware that came before."""
     broken = [each for each in findings if each.kind in HARDWARE_FAULTS and each.truth is Truth.BAD and each.job_ids]
-    return [_with_cause(each, broken) if broken and _stands(each) else each for each in findings]
+    return [_with_cause(each, broken, mono) if broken and _stands(each) else each for each in findings]
 
 
 def _stands(finding: Finding) -> bool:
     return finding.truth is Truth.BAD and spec_of(finding.kind).stops_steps
 
 
-def _with_cause(finding: Finding, broken: Sequence[Finding]) -> Finding:
-    """`duration_s` of both is counted from now: of the hang since its last step."""
+def _with_cause(finding: Finding, broken: Sequence[Finding], mono: float) -> Finding:
+    """A hang lasts since the last step."""
+    lasts_s = finding.lasts_s(mono)
     causes = [
         each
         for each in broken
-        if not set(each.job_ids).isdisjoint(finding.job_ids) and each.duration_s <= finding.duration_s + BEFORE_S
+        if not set(each.job_ids).isdisjoint(finding.job_ids) and each.lasts_s(mono) <= lasts_s + BEFORE_S
     ]
     if not causes:
         return finding
-    first = max(causes, key=lambda each: each.duration_s)
-    after_s = finding.duration_s - first.duration_s
+    first = max(causes, key=lambda each: each.lasts_s(mono))
+    after_s = lasts_s - first.lasts_s(mono)
     when = f"{abs(after_s):.0f} s {'after' if after_s >= 0 else 'before'} the last step"
     words = first.summary.removesuffix(".")
     if first.culprits:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace as with_values
 from operator import is_, sub
 from typing import Any
@@ -17,7 +17,7 @@ from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.redact import masked
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.base.ticking import Clock, Ticking, plain, ticking
+from slurm_watchdog.base.ticking import SHOWN_S, Clock, Ticking, plain, ticking
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.incidents.correlate import (
     CorrelateContext,
@@ -35,7 +35,15 @@ from slurm_watchdog.detect.registry import SPECS, Settings, findings_of, spec_of
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.detect.stalled_progress import StalledProgress
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, NoData
-from slurm_watchdog.model.incidents import Finding, HangPlace, Incident, IncidentKind, IncidentState, Truth
+from slurm_watchdog.model.incidents import (
+    HARDWARE_FAULTS,
+    Finding,
+    HangPlace,
+    Incident,
+    IncidentKind,
+    IncidentState,
+    Truth,
+)
 from slurm_watchdog.model.node_events import NodeSuspicion
 from slurm_watchdog.model.past_runs import SlowSearch
 from slurm_watchdog.model.slurm import SlurmJob
@@ -161,11 +169,14 @@ log = logging.getLogger(__name__)
 NUMBERS_S = 30.0  # As often as a node sums them up (slurm_watchdog.agent.frames).
 """Numbers of a job that makes steps, and of which nothing is wrong, are judged so often: what they alone can show (a
 slow GPU, a pace that changes) is a matter of minutes. A changed class is judged at once."""
+LOOK_S = 5.0  # As often as an agent reports: numbers of a job that makes steps, and of which something else is wrong.
 COMING_S, COMING_EACH_S = 60.0, 5.0
 """So long after the controller's start its agents come one after the other: a job of which some have not come yet is
 judged so often, and not each time that one more has. Nothing is acted on meanwhile (controller.warm_up)."""
 READ_SOON_S = 120.0  # Within so long of its start the first step of a job that logs any is read, most often.
 WORLD_S = 10.0  # What is about no single job is looked at again so often, as Slurm is asked, if nothing has come.
+RANKS_AT_ONCE, RANKS_OF_A_JOB = 1000, 50  # Some 10 ms; and what a job costs without any.
+SAME_BEGIN_S = 0.01  # Of what began once: sums of floats, and ages that were measured twice.
 DUE_EARLY_S = 1e-6  # Sums of floats are not exact: rather judged once more than late.
 RESOLVE_AFTER_REPORTS = 2  # A condition has to be gone for so many reports before its incident closes.
 BY_LIMIT = frozenset({IncidentKind.COLLECTIVE_HANG, IncidentKind.STALLED_PROGRESS})
@@ -189,19 +200,25 @@ def proves_stuck(incidents: Iterable[Incident], job_id: str) -> Incident | None:
     )
 
 
-def _makes_steps(findings: Iterable[Finding]) -> bool:
-    """Whether a job is known to make steps, no rank of it is stopped, and nothing is wrong or asked for: then no one
-    looks how busy it is."""
+def _numbers_wait_s(findings: Iterable[Finding]) -> float:
+    """So long numbers of a job may wait. It is not to be known that it makes steps, that no rank of it is stopped, and
+    that nothing delays its steps or is asked for: then they may not."""
     well = {each.kind for each in findings if each.truth is Truth.OK}
-    calm = all(each.truth is not Truth.BAD and not each.wanted for each in findings)
-    return calm and well >= {IncidentKind.COLLECTIVE_HANG, IncidentKind.RANK_STOPPED}
+    if _is_held_up(findings) or not well >= {IncidentKind.COLLECTIVE_HANG, IncidentKind.RANK_STOPPED}:
+        return 0.0
+    return LOOK_S if any(each.truth is Truth.BAD for each in findings) else NUMBERS_S
+
+
+def _is_held_up(findings: Iterable[Finding]) -> bool:
+    """Whether something may delay the steps of a job, or is asked for: it is late."""
+    return any(each.wanted or (each.truth is Truth.BAD and spec_of(each.kind).delays_steps) for each in findings)
 
 
 def _needs_each_look(job: JobView, findings: Iterable[Finding]) -> bool:
-    """Whether numbers of 30 s ago are too old for a job: something is wrong with it, or asked for (it is late), or no
-    one can read its steps. For one that starts, or of which this controller knows little, they do."""
+    """Whether numbers of 30 s ago are too old for a job: it is held up, or no one can read its steps. For one that
+    starts, or of which this controller knows little, they do."""
     steps_are_read = job.progress is not None or job.run_age_s < READ_SOON_S
-    return not steps_are_read or any(each.truth is Truth.BAD or each.wanted for each in findings)
+    return not steps_are_read or _is_held_up(findings)
 
 
 class JudgedRun(Struct):
@@ -225,7 +242,9 @@ class JudgedRun(Struct):
 
     def holds(self, run: Run, now: float) -> bool:
         """Whether it is what would be said of the run at `now`; a number, or a step, of one that is calm may wait."""
-        if run.is_due or not self.at <= now < self.due_at or (run.has_numbers and now - self.at >= NUMBERS_S):
+        if run.is_due or not self.at <= now < self.due_at:
+            return False
+        if run.has_numbers and now - self.at >= run.numbers_wait_s:
             return False
         age_s = now - self.at
         step_s, grew_s, read_s = map(sub, run.moved_at, self.moved_at) if run.has_numbers else (0.0, 0.0, 0.0)
@@ -266,8 +285,25 @@ def _stays(incident: Incident) -> bool:
     return incident.state is IncidentState.FIRING and incident.clear_mono is None and incident.inhibited_by is None
 
 
-def _plain(finding: Finding) -> Finding:
-    return replace(finding, duration_s=plain(finding.duration_s)) if type(finding.duration_s) is Ticking else finding
+def _plain(finding: Finding, now: float) -> Finding:
+    """The finding; how long it lasts, where that goes on, as since when."""
+    lasts_s = finding.duration_s
+    if type(lasts_s) is not Ticking:
+        return finding
+    began = now - plain(lasts_s) if lasts_s.slope == 1.0 else None
+    return replace(finding, duration_s=plain(lasts_s), began_mono=began)
+
+
+def _as_before(findings: Iterable[Finding], before: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings; those of before where only the time has gone on since: nothing is concluded from them again."""
+    known = {(each.kind, each.subject): each for each in before}
+    return tuple([_same_or_new(each, known.get((each.kind, each.subject))) for each in findings])
+
+
+def _same_or_new(finding: Finding, before: Finding | None) -> Finding:
+    if before is None or abs((finding.began_mono or 0.0) - (before.began_mono or 0.0)) > SAME_BEGIN_S:
+        return finding
+    return before if replace(finding, duration_s=before.duration_s, began_mono=before.began_mono) == before else finding
 
 
 class IncidentChange(Struct):
@@ -339,6 +375,7 @@ class Judge:
         self._masked: dict[tuple[str, str], tuple[Finding, Finding]] = {}
         """(kind, subject) -> the finding of then, and it without secrets."""
         self.view = ClusterView(now=0.0)  # What the newest judgement was about.
+        self.around = self.view  # The same without jobs, of the one that is under way.
         self.limits_s: dict[str, float] = {}  # Job id -> the longest time without a step that is normal for it now.
 
     def add(self, incident: Incident) -> None:
@@ -375,9 +412,20 @@ class Judge:
         """The findings of every detector on the present state: of a job that is well, and of which no incident is open,
         none. A job is judged again once something has come of it, or once a comparison with a time would come out
         differently; so is everything else, and each WORLD_S. One that fails is reported, the others continue."""
-        asked = frozenset(incident.subject for incident in self.incidents)
+        detecting = self.detecting(lambda: now)
+        while True:
+            try:
+                next(detecting)
+            except StopIteration as end:
+                found: list[Finding] = end.value
+                return found
+
+    def detecting(self, clock: Callable[[], float]) -> Generator[None, None, list[Finding]]:
+        """The same; between two jobs it yields after each RANKS_AT_ONCE, and others may run. `clock` gives the moment
+        at which the next ones are judged. Until the end readers see the judgement before."""
+        asked, now = frozenset(incident.subject for incident in self.incidents), clock()
         around = replace(self.state.surroundings(now), asked=asked, suspects=self.suspects(), searches=self.searches())
-        self.view, self._reporting = around, frozenset(around.reporting_nodes)
+        self.around, self._reporting = around, frozenset(around.reporting_nodes)
         world = (self._slurm_is_fresh(), around.searches, around.reservations)
         if world != self._shared:
             self.state.runs.judge_all()
@@ -385,13 +433,22 @@ class Judge:
             self._note_asked(asked)
         self._shared, known = world, self._judged
         changed = (self.state.changes, asked, around.suspects, self._shared)
-        self._judged, lively = {}, False
+        found, lively, ranks = dict[str, JudgedRun](), False, 0
         for job_id, run in self.state.runs.active():
+            if ranks >= RANKS_AT_ONCE:
+                yield
+                ranks, later_s = 0, clock() - now
+                now, date = now + later_s, None if around.date is None else around.date + later_s
+                self.around = around = replace(around, now=now, date=date)
+            if self.state.runs.get(job_id) is not run or run.job.state not in RUNNING:
+                continue  # since then
             judged = known.get(job_id)
             if judged is None or not (judged.holds(run, now) or self.is_coming(run, judged)):
-                judged = self._judge_run(run, around)
-                lively |= not run.is_calm
-            self._judged[job_id] = judged
+                judged = self._judge_run(run, around, judged)
+                lively |= run.numbers_wait_s < NUMBERS_S
+                ranks += len(judged.view.processes) + RANKS_OF_A_JOB
+            found[job_id] = judged
+        self._judged = found
         lively |= self._judged.keys() != known.keys()
         as_judged = tuple(each.view for each in self._judged.values())
         self.view = replace(around, jobs=_Later(self.state, self._judged, now), judged=as_judged)
@@ -408,7 +465,7 @@ class Judge:
     def is_coming(self, run: Run, judged: JudgedRun) -> bool:
         """Whether what was said of a run is to stand for a moment longer: see COMING_S."""
         coming_s = min(COMING_S, self.config.controller.warm_up)
-        if self.view.watched_s >= coming_s or not 0.0 <= self.view.now - judged.at < COMING_EACH_S:
+        if self.around.watched_s >= coming_s or not 0.0 <= self.around.now - judged.at < COMING_EACH_S:
             return False
         same = judged.view.job.restarts == run.job.restarts
         return same and not self._reporting.issuperset(run.job.nodes)
@@ -435,37 +492,35 @@ class Judge:
         view = replace(self.view, now=ticking(now, clock))
         if spec.subject is Subject.RUN:
             view = replace(view, jobs=(), judged=None)
-        found = tuple(_plain(each) for each in self._ask(spec, view, self._settings))
+        said = [_plain(each, plain(now)) for each in self._ask(spec, view, self._settings)]
+        found = _as_before(said, found)
         self._said[spec.kind] = found, now + min(clock.holds_s or WORLD_S, WORLD_S) - DUE_EARLY_S
         return found
 
-    def _judge_run(self, run: Run, around: ClusterView) -> JudgedRun:
+    def _judge_run(self, run: Run, around: ClusterView, judged: JudgedRun | None) -> JudgedRun:
         run.is_due = run.has_numbers = False
         clocks = clock, by_steps, by_logs = Clock(), Clock(), Clock()
         moment = Moment(*(ticking(around.now, each) for each in clocks))
         now, job = moment.now, self.state.view_of(run, moment)
         findings, limit_s = self.findings_of(job, around, now)
-        open_ended = [
-            each
-            for each in findings
-            if type(each.duration_s) is Ticking
-            and (each.truth is Truth.BAD or each.wanted or (each.truth is not Truth.OK and each.subject in self._asked))
-        ]
         # How long something is gone is shown, and judged with other jobs, as of this moment.
-        lasts = not open_ended and type(limit_s) is float and all(each.gone_s is None for each in job.processes)
-        run.is_calm = lasts and _makes_steps(findings)
-        found = tuple(map(_plain, findings))
+        lasts = type(limit_s) is float and all(each.gone_s is None for each in job.processes)
+        run.numbers_wait_s = _numbers_wait_s(findings) if lasts else 0.0
+        said = [_plain(each, around.now) for each in findings]
+        found = _as_before(said, judged.telling if judged is not None else ())
+        holds_s = min(clock.holds_s, WORLD_S if job.past else math.inf)
+        if any(each.is_shown for each in clocks):
+            holds_s = min(holds_s, SHOWN_S)
+        tells = tuple(each for each in found if each.truth is not Truth.OK or each.wanted)
         return JudgedRun(
             at=around.now,
             view=job,
             findings=found,
-            telling=() if run.is_calm else tuple(each for each in found if each.truth is not Truth.OK or each.wanted),
+            telling=() if run.numbers_wait_s >= NUMBERS_S else tells,
             subjects=frozenset(each.subject for each in found),
             is_close=_needs_each_look(job, found),
             limit_s=plain(limit_s),
-            due_at=around.now + min(clock.holds_s, WORLD_S if job.past else math.inf) - DUE_EARLY_S
-            if lasts
-            else around.now,
+            due_at=around.now + holds_s - DUE_EARLY_S if lasts else around.now,
             holds_s=(by_steps.holds_s - DUE_EARLY_S, by_logs.holds_s - DUE_EARLY_S),
             moved_at=run.moved_at,
         )
@@ -540,7 +595,7 @@ class Judge:
         bad = {(each.kind, each.subject) for each in findings if each.truth is Truth.BAD}
         bad |= {(each.kind, each.subject) for each in self.incidents}
         findings = [each for each in findings if each.wanted or (each.kind, each.subject) in bad]
-        findings = self._with_past(with_hardware_cause(self._without_secrets(findings)))
+        findings = self._with_past(with_hardware_cause(self._without_secrets(findings), now))
         findings = within_room(findings, self.incidents, self.state.left_out)
         self._settled = [each for each in self._settled if lasts_in_aftermath(each, wall)][-MAX_SETTLED:]
         after = correlate(self.incidents, findings, moment, self._new_id, self._settled)
@@ -558,8 +613,9 @@ class Judge:
                 key = each.kind, each.subject
                 before, shown = known.get(key) or (None, each)
                 if before is not each:
-                    same = before is not None and before == replace(each, duration_s=before.duration_s)
-                    shown = replace(shown, duration_s=each.duration_s) if same else masked(each)
+                    times = {"duration_s": each.duration_s, "began_mono": each.began_mono}
+                    same = before is not None and replace(before, **times) == each
+                    shown = replace(shown, **times) if same else masked(each)
                 self._masked[key] = each, shown
                 found.append(shown)
             else:
@@ -595,16 +651,17 @@ class Judge:
             self.state.runs.grant_grace(now, incident.job_ids)
 
     def close_nodes(self) -> frozenset[str]:
-        """Nodes of which every look counts: those that open incidents name, and those of jobs that one may hold up,
-        that are late or asked about, or whose steps no one can read."""
+        """Nodes of which every look counts: those that open incidents name, but for what rests on events alone, and
+        those of jobs that one may hold up, that are late or asked about, or whose steps no one can read."""
         jobs, found = {job_id for job_id, judged in self._judged.items() if judged.is_close}, set[str]()
         for incident in self.incidents:
             if spec_of(incident.kind).delays_steps:
                 jobs.update(incident.jobs_now)
-            found.update(each.node for each in incident.culprits if each.node)
+            if incident.kind not in HARDWARE_FAULTS:
+                found.update(each.node for each in incident.culprits if each.node)
         runs = map(self.state.runs.get, jobs)
         return frozenset(found.union(*(run.job.nodes for run in runs if run is not None)))
 
     def _slurm_is_fresh(self) -> bool:
-        age_s = self.view.slurm_age_s
+        age_s = self.around.slurm_age_s
         return age_s is not None and age_s <= self.slurm_patience_s

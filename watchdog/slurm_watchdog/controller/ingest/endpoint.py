@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import logging
 import os
+import re
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -21,17 +22,19 @@ from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.base.text import one_line
 from slurm_watchdog.controller.health.metrics import LOST_STREAMS, ControllerMetrics
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
-from slurm_watchdog.identity.munge_library import AgentCredentials, AuthenticationError, MungeUnavailable
-from slurm_watchdog.identity.munge_protocol import STANDBY, TO_AGENT, TO_CONTROLLER, Seal
+from slurm_watchdog.identity.munge_library import BadCredential, Credential, MungeLibrary, MungeUnavailable
+from slurm_watchdog.identity.munge_protocol import STANDBY
 from slurm_watchdog.identity.secret_files import check_secret
 from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.model.protocol import Reply
-from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.codec import MAX_BYTES, MAX_NAME, WireError, decode_report, encode_reply
+from slurm_watchdog.model.report import Report, State
+from slurm_watchdog.wire.codec import MAX_NAME, WireError, decode_report, decode_state, encode_reply
 from slurm_watchdog.wire.frames import (
     HELLO,
+    KEY_BYTES,
     MAC_BYTES,
     MAGIC,
+    MAX_BYTES,
     NEWS,
     OPENED,
     ORDERS,
@@ -39,12 +42,13 @@ from slurm_watchdog.wire.frames import (
     REPORT,
     STATE,
     TAKEN,
+    TO_AGENT,
+    TO_CONTROLLER,
     VERSION,
     WELCOME,
     FrameError,
-    Hello,
-    Welcome,
-    unpack,
+    Seal,
+    words,
 )
 from slurm_watchdog.wire.port import DEADLINE_S, Port, refusal
 from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, is_loopback
@@ -61,6 +65,7 @@ REPORTS_AT_ONCE = 300  # Of an agent that was cut off: ten minutes at 5 s are 12
 REPORTS_A_SECOND = 20.0  # A hundred times what the default interval makes, and more where a site asks for more.
 BYTES_AT_ONCE = 64 * 1024**2  # What an agent keeps (8 MiB), several times over.
 BYTES_A_SECOND = 2 * 1024**2
+KEY = re.compile(f"[0-9a-f]{{{2 * KEY_BYTES}}}")
 LOG_EVERY_S = 60.0  # What is refused or lost for one reason is logged once in this time; the metric counts it all.
 
 
@@ -70,6 +75,33 @@ class OwnUser:
 
     uid: int
     socket: str  # In a directory that only he may enter.
+
+
+@dataclass(frozen=True)
+class AgentCredentials:
+    """Agents show credentials of MUNGE, made by one of `agent_uids` for the controller, which `own_uid` runs."""
+
+    own_uid: int
+    agent_uids: frozenset[int]
+    decoder: MungeLibrary
+
+    def key_in(self, shown: Credential, node: str, challenge: str) -> bytes:
+        """The key of a stream of `node`, to which `challenge` was sent. Raises FrameError."""
+        named = shown.payload.decode(errors="replace").split(" ")
+        key, its_node, its_challenge = named if len(named) == 3 else ("", "", "")  # frames.offer
+        if shown.uid not in self.agent_uids:
+            why = f"the credential was made by user {shown.uid}; see security.agent_user"
+        elif not shown.is_for(self.own_uid):
+            why = f"the credential is not for user {self.own_uid} alone; see security.controller_user"
+        elif not KEY.fullmatch(key):
+            why = "the credential carries no key of a stream"
+        elif not challenge or its_challenge != challenge:
+            raise FrameError("replayed", "the credential is for another stream, or another controller")
+        elif its_node != node:
+            raise FrameError("wrong_node", f"the credential is of {its_node!r}, and not of {node!r}")
+        else:
+            return bytes.fromhex(key)
+        raise FrameError("unauthorized", why)
 
 
 Identity = Context | AgentCredentials | OwnUser
@@ -119,6 +151,7 @@ class ReportEndpoint:
         identity: Identity,
         address_of: Callable[[str], str | None] | None,
         accept: Callable[[Report], Reply],
+        hold: Callable[[str, tuple[str, str], State, object], tuple[object, Reply | None]],
         metrics: ControllerMetrics,
         healthy: Callable[[], tuple[bool, str]],
         interval_s: float = 5.0,
@@ -135,7 +168,7 @@ class ReportEndpoint:
         on, as soon as they are asked. `record` gets each frame that is taken, its kind before its content."""
         self._is_active = is_active
         self._address_of = address_of
-        self._accept = accept
+        self._accept, self._hold = accept, hold
         self._metrics = metrics
         self._healthy = healthy
         self._identity = identity
@@ -185,7 +218,7 @@ class ReportEndpoint:
             self._take_report(stream, kind, body)
             return None
         if not stream.node and kind == HELLO and body.startswith(MAGIC):
-            return self._greet(stream, unpack(body.removeprefix(MAGIC), Hello))
+            return self._greet(stream, *words(body.removeprefix(MAGIC), 3))
         if stream.challenge and kind == PROOF:
             return self._prove(stream, body)
         raise FrameError("garbage", "a frame that nothing asked for")
@@ -219,23 +252,23 @@ class ReportEndpoint:
             closely = True if node in self._commands.close else None
             stream.send(ORDERS, encode_reply(Reply(commands=self._commands.pop(node), closely=closely)))
 
-    def _greet(self, stream: Stream, hello: Hello) -> Awaitable[None] | None:
-        if hello.version != VERSION:
+    def _greet(self, stream: Stream, version: str, node: str, release: str) -> Awaitable[None] | None:
+        if version != str(VERSION):
             raise FrameError("garbage", f"this controller ({__version__}) speaks version {VERSION} of the protocol")
         if not self._is_active():
             raise FrameError(STANDBY, "another controller may be the active one by now")
         if self._too_early(stream.remote):
             raise FrameError("busy", TOO_EARLY)
-        if stream.names is not None and hello.node not in stream.names:
+        if stream.names is not None and node not in stream.names:
             shown = ", ".join(sorted(stream.names)[:3]) or "no node"
-            raise FrameError("wrong_node", f"who has proven to be {shown} may not report for {hello.node!r}")
-        stream.node = hello.node
+            raise FrameError("wrong_node", f"who has proven to be {shown} may not report for {node!r}")
+        stream.node = node
         if not isinstance(self._identity, AgentCredentials):
             return self._open(stream, b"")
         if not self._limits.is_own(stream.remote) and not self._beginnings.acquire(stream.remote, clock.monotonic()):
             raise FrameError("too_often", f"too many connections from {stream.remote}")
         stream.challenge = os.urandom(16).hex()
-        stream.send(WELCOME, msgspec.msgpack.encode(Welcome(stream.challenge)))
+        stream.send(WELCOME, stream.challenge.encode())
         return None
 
     async def _prove(self, stream: Stream, body: bytes) -> None:
@@ -243,12 +276,12 @@ class ReportEndpoint:
         assert isinstance(self._identity, AgentCredentials)
         challenge, stream.challenge = stream.challenge, ""
         try:
-            key = await self._identity.key_of(body.decode("latin-1"), stream.node, challenge)
-        except AuthenticationError as doubt:
-            raise FrameError(*doubt.args) from None
+            shown = await self._identity.decoder.decode(body.decode("latin-1"))
+        except BadCredential as error:
+            raise FrameError("replayed" if error.replayed else "unauthorized", f"MUNGE says: {error}") from None
         except MungeUnavailable as error:
             raise FrameError("no_munge", f"MUNGE does not answer here ({error}): retry") from None
-        await self._open(stream, key)
+        await self._open(stream, self._identity.key_in(shown, stream.node, challenge))
 
     async def _open(self, stream: Stream, key: bytes) -> None:
         await self._check_node(stream)
@@ -267,10 +300,13 @@ class ReportEndpoint:
         if not (self._reports.acquire(node, now) and self._bytes.acquire(node, now, float(len(body)))):
             raise FrameError("too_often", f"too many reports for {stream.node!r}")
         try:
-            report = decode_report(body)
+            report = decode_report(body) if kind == REPORT else decode_state(body)
         except WireError as error:
             raise FrameError("garbage", str(error)) from error
-        if report.node != stream.node:
+        if isinstance(report, State):
+            if not stream.is_heard:
+                raise FrameError("garbage", "a state, and no report before it")
+        elif report.node != stream.node:
             raise FrameError("wrong_node", f"who has proven to be {stream.node} may not report for {report.node!r}")
         problem = self._wrong_node(stream.node, stream.remote)
         if problem is None:
@@ -279,9 +315,16 @@ class ReportEndpoint:
             raise FrameError("wrong_node", problem)
         if not self._is_active():
             raise FrameError(STANDBY, "another controller may be the active one by now")
-        stream.interval_s, stream.is_heard = report.interval_s, True
-        self._record(REPORT + body)
-        reply = self._accept(report)
+        reply: Reply | None
+        if isinstance(report, State):
+            stream.basis, reply = self._hold(node, stream.agent, report, stream.basis)
+            if reply is None:
+                return
+        else:
+            stream.interval_s, stream.is_heard = report.interval_s, True
+            stream.agent = report.boot_id, report.agent_id
+            self._record(REPORT + body)
+            reply = self._accept(report)
         said = encode_reply(reply)
         if kind == REPORT or reply.commands or said != stream.said:
             stream.send(TAKEN if kind == REPORT else NEWS, said)

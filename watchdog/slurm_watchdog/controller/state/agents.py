@@ -10,7 +10,7 @@ from sys import intern
 from msgspec.structs import force_setattr
 
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.model.report import Report
+from slurm_watchdog.model.report import Report, State
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.supervisor import FRESH_S, JobSupervisor, Sighting, SupervisorStatus
 
@@ -50,20 +50,20 @@ class Agents:
         self._left_out.note("nodes", "nodes that Slurm does not list")
         return False
 
-    def hear(self, report: Report, now: float) -> float | None:
+    def hear(self, name: str, agent_id: str, boot_id: str, report: Report | State, now: float) -> float | None:
         """A report has come: when it was made, on the caller's clock; None: it, or a later one, has come before. It may
         have waited longer than its age says: in a network, or for a controller that was stalled. The node's own clock
         tells how far apart its reports were made, and the one that waited least tells when."""
-        name, made_at = report.node, now - max(0.0, report.age_s)
+        made_at = now - max(0.0, report.age_s)
         agent = self._agents.get(name)
         if agent is None:
-            agent = self._agents[name] = _Agent("", 0, report.boot_id, deque(maxlen=OFFSETS))
+            agent = self._agents[name] = _Agent("", 0, boot_id, deque(maxlen=OFFSETS))
             self._reporting = None
-        elif agent.agent_id == report.agent_id and report.sequence <= agent.sequence:
+        elif agent.agent_id == agent_id and report.sequence <= agent.sequence:
             return None
-        if agent.boot_id != report.boot_id:
-            agent.boot_id, agent.offsets_s = report.boot_id, deque(maxlen=OFFSETS)
-        agent.agent_id, agent.sequence = report.agent_id, report.sequence
+        if agent.boot_id != boot_id:
+            agent.boot_id, agent.offsets_s = boot_id, deque(maxlen=OFFSETS)
+        agent.agent_id, agent.sequence = agent_id, report.sequence
         if report.made_s > 0.0:
             agent.offsets_s.append(made_at - report.made_s)
             made_at = max(made_at - MOST_WAITED_S, report.made_s + min(agent.offsets_s))

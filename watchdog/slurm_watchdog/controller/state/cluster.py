@@ -25,7 +25,7 @@ from slurm_watchdog.model.actions import Fence
 from slurm_watchdog.model.cluster_view import READ_LATER_S, ClusterView, FilesystemView, JobView, ProcessView
 from slurm_watchdog.model.node_view import SlurmNodeView, UnreachedNode
 from slurm_watchdog.model.observations import MountProbe, Process
-from slurm_watchdog.model.report import JobDirectives, Report
+from slurm_watchdog.model.report import JobDirectives, Report, State
 from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmPerson, SlurmView
 from slurm_watchdog.model.slurm_states import is_lost, may_hold_nodes
 from slurm_watchdog.model.supervisor import in_use, left_behind
@@ -143,7 +143,7 @@ class ClusterState:
         if not self.agents.has_room(node, self.node_addresses):
             return "no_room"
         was_here = self.agents.reports(node, now)
-        made_at = self.agents.hear(report, now)
+        made_at = self.agents.hear(node, report.agent_id, report.boot_id, report, now)
         if made_at is None:
             return "duplicate"
         if not was_here:
@@ -159,7 +159,7 @@ class ClusterState:
         outcome = "accepted"
         if not report.same_as:
             self._take_whole(report, missing, made_at, now)
-        elif not self.nodes.is_as(report):
+        elif not self.nodes.is_as(node, report.agent_id, report):
             outcome = "unknown"
             self.unsure_of.add(node)
         else:
@@ -169,6 +169,20 @@ class ClusterState:
             self._note_news(node)
         self._take_rows(report, made_at)
         return outcome
+
+    def hold(self, node: str, agent: tuple[str, str], said: State, now: float) -> bool:
+        """Takes over that all of a node that reports is as before. False: there is more to it, and nothing is done.
+        `agent`: boot and agent id."""
+        odd = node in self.unreached or node in self.unsure_of or said.age_s > self._report_lifetime_s
+        if odd or not self.agents.reports(node, now) or not self.nodes.is_as(node, agent[1], said):
+            return False
+        made_at = self.agents.hear(node, agent[1], agent[0], said, now)
+        if made_at is None:
+            return False
+        if self.agents.take(node, made_at):
+            self._note_return(node, made_at)
+        self.nodes.hold(node, made_at)
+        return True
 
     def _take_rows(self, report: Report, made_at: float) -> None:
         """What each report says of jobs."""
@@ -202,6 +216,7 @@ class ClusterState:
             before = self._wishes.get(wish.job_id)
             if wish != before and (wish.variables or before is None or before.restarts != wish.restarts):
                 self._wishes[wish.job_id] = wish
+                self.changes += 1
                 self._run(wish.job_id)
         if self.nodes.apply(report, made_at) or report.node_events:
             self.changes += 1

@@ -106,7 +106,7 @@ BOUNDS = {
     "left_out": Bound(64, JOB),
     "wishes": Bound(1024, attrgetter("job_id", "uid", "restarts"), _is_own_wish, lambda row: (row.variables,)),
     "logs": Bound(1024, JOB),  # agents send 24 files and 3,000 lines a job
-    "events": Bound(8192, JOB),
+    "events": Bound(8192, JOB, lists=lambda row: (row.earlier,)),
     "checkpoints": Bound(64, JOB),
     "supervisors": Bound(512, JOB),
     "usages": Bound(1024, JOB),

@@ -29,7 +29,7 @@ from slurm_watchdog.model.node_view import (
     SlurmNodeView,
 )
 from slurm_watchdog.model.observations import Checkpoint, FaultSeverity, Gpu, GpuHolder, Link, NodeEvent
-from slurm_watchdog.model.report import Report
+from slurm_watchdog.model.report import Report, State
 from slurm_watchdog.model.slurm import SlurmView
 from slurm_watchdog.model.slurm_states import RUNNING, is_away, is_lost
 
@@ -102,20 +102,16 @@ class Nodes:
         self._names: list[str] = []  # Of all views, sorted; empty: to be sorted again.
         self._all: tuple[NodeView, ...] | None = None  # All views, in that order; None: to be put together again.
 
-    def is_as(self, report: Report) -> bool:
-        """Whether a small report names the whole one that was taken over last, with the same classes: its node is as
-        that one said. Else nothing is known of what it does."""
-        whole = self.report(report.node)
-        return whole is not None and whole.sequence == report.same_as and self.is_alike(report)
+    def is_as(self, name: str, agent_id: str, report: Report | State) -> bool:
+        """Whether a small report names the whole one of its node that was taken over last, with the same classes: it is
+        as that one said. Else nothing is known of what it does."""
+        node = self._nodes.get(name)
+        return node is not None and node.report.sequence == report.same_as and _is_alike(node, agent_id, report)
 
     def is_alike(self, report: Report) -> bool:
         """Whether its classes are those of the whole report before, of the same agent; no class is none."""
-        whole = self.report(report.node)
-        return (
-            whole is not None
-            and bool(report.state)
-            and (whole.agent_id, whole.state) == (report.agent_id, report.state)
-        )
+        node = self._nodes.get(report.node)
+        return node is not None and _is_alike(node, report.agent_id, report)
 
     def hold(self, name: str, made_at: float) -> None:
         """All was at `made_at` as the newest whole report of this node says."""
@@ -214,6 +210,10 @@ class Nodes:
         """What the nodes of a job last saw of its checkpoint directories."""
         reports = (node.report for name in nodes if (node := self._nodes.get(name)) is not None)
         return tuple(each for report in reports for each in report.checkpoints if each.job_id == process_job_id)
+
+
+def _is_alike(node: _Node, agent_id: str, report: Report | State) -> bool:
+    return bool(report.state) and node.report.state == report.state and node.report.agent_id == agent_id
 
 
 def _note_events(node: _Node, events: tuple[NodeEvent, ...], made_at: float) -> None:

@@ -13,7 +13,6 @@ and said (`Progress.shared`).
 from __future__ import annotations
 
 import math
-import re
 from collections import deque
 from dataclasses import dataclass
 
@@ -23,15 +22,7 @@ from slurm_watchdog.controller.state.counter_clock import KEPT_INTERVALS, Counte
 from slurm_watchdog.controller.state.phases import SAVES, Lately
 from slurm_watchdog.knowledge.progress_patterns import HEARTBEAT_PATTERN, progress_table
 from slurm_watchdog.model.cluster_view import LossPoint, Progress, StepTime
-from slurm_watchdog.model.observations import Event
-
-_BATCH = re.compile(
-    r"(?:(?:global|total|effective)[ _]?(?:train[ _])?batch(?:[ _]?size)?|"
-    r"(?<!micro)(?<!micro[ _])(?<![a-z])(?:batch[ _]?size|gbs))['\"]?\s*[:=]\s*(\d+)",
-    re.IGNORECASE,
-)  # Megatron, NeMo, DeepSpeed and Composer name the size of the global batch so; others say `batch_size` or `gbs`.
-_SAMPLES = re.compile(r"(?:consumed|processed|seen|total|trained)[ _]samples['\"]?\s*[:=]\s*(\d[\d,_]*)", re.IGNORECASE)
-"""What rises by a batch a step. Tokens do not: where lines are packed, each batch has another number of them."""
+from slurm_watchdog.model.observations import Event, StepLine
 
 
 def add_time(clock: CounterClock, event: Event, at: float, phase: str | None) -> None:
@@ -76,14 +67,12 @@ def _add_time_by_report(clock: CounterClock, event: Event, at: float, phase: str
 def _batch(clock: CounterClock, event: Event) -> float | None:
     """Samples a step, as the line says itself or as what was consumed has risen since the line before; before
     the clock is set. To compare by: rounded to the three digits that a ramp changes."""
-    size = _BATCH.search(event.line)
-    if size is not None:
-        return float(size[1])
-    consumed = _SAMPLES.search(event.line)
+    if event.batch is not None:
+        return float(event.batch)
     before, clock.consumed = clock.consumed, None
-    if consumed is None or event.step is None or event.step <= clock.step:
+    if event.samples is None or event.step is None or event.step <= clock.step:
         return None
-    clock.consumed = float(consumed[1].replace(",", "").replace("_", ""))
+    clock.consumed = event.samples
     if before is None or clock.consumed <= before:
         return None
     return float(f"{(clock.consumed - before) / (event.step - clock.step):.3g}")
@@ -94,6 +83,27 @@ def add_loss(clock: CounterClock, event: Event, at: float) -> None:
     if loss is not None and event.step is not None:
         clock.losses.append(LossPoint(step=event.step, loss=loss, at=at))
         clock.grew()
+
+
+MOST_EARLIER = 8  # Lines of progress beside the newest of one row; an agent sends four.
+
+
+def lines_of(event: Event) -> tuple[Event, ...]:
+    """The lines of progress of which it has something, oldest first: of many, few."""
+    if not event.earlier:
+        return (event,)
+    newest, counts_steps = replace(event, earlier=()), event.step is not None
+    earlier = tuple(
+        replace(
+            newest,
+            step=int(each.number) if counts_steps else None,
+            count=None if counts_steps else each.number,
+            **{name: getattr(each, name) for name in StepLine.__struct_fields__ if name != "number"},
+        )
+        for each in event.earlier[-MOST_EARLIER:]
+        if abs(each.number) < 2.0**62
+    )
+    return *earlier, newest
 
 
 BARS = ("tqdm", "ignite_bar")  # They count several things in turn: each total is a counter of its own.

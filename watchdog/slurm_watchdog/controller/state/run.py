@@ -95,8 +95,8 @@ class Run:
     order: tuple[ProcessKey, ...] = ()  # The keys of `processes`, sorted; empty: to be sorted again.
     blocked: set[ProcessKey] = field(default_factory=set)  # Those with a thread that waits in one call.
     is_due: bool = True  # Something has come since it was judged last.
-    has_numbers: bool = False  # Likewise, but only steps, and numbers of what is well.
-    is_calm: bool = False  # As it was judged last it made steps, and nothing was wrong, or asked for.
+    has_numbers: bool = False  # Likewise, but only steps and numbers.
+    numbers_wait_s: float = 0.0  # So long they may wait, as the run was judged last.
     left_over: frozenset[ProcessKey] = frozenset()  # Processes of the run before that are still ending.
     step_id: str | None = None  # The Slurm step that the clocks are about, as far as is known.
     steps: frozenset[str | None] = frozenset()  # It, and those whose ranks are of the same world: see `training_steps`.
@@ -168,8 +168,8 @@ class Run:
         )
 
     def note(self, is_number: bool) -> None:
-        """Something of it has come: a step or a number of a run that is calm waits for others."""
-        if is_number and self.is_calm:
+        """Something of it has come: steps and numbers of a run may wait for others."""
+        if is_number and self.numbers_wait_s:
             self.has_numbers = True
         else:
             self.is_due = True

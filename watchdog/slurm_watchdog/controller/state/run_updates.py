@@ -16,6 +16,7 @@ from slurm_watchdog.controller.state.progress_clock import (
     apply_loss,
     apply_step,
     counter_of,
+    lines_of,
     main_clock,
     main_counter,
 )
@@ -107,8 +108,10 @@ def note_event(run: Run, node: str, event: Event, made_at: float) -> bool:
     """One line of a log of this run, as an agent read it. Returns whether it is a plain step: one more of a count that
     rises, in no phase, with nothing that it would refute."""
     at = made_at - max(0.0, event.age_s)
-    plain = _is_plain_step(run, event)
-    _note_event(run, node, event, at)
+    plain = True
+    for each in lines_of(event):
+        plain = _is_plain_step(run, each) and plain
+        _note_event(run, node, each, at)
     return plain
 
 

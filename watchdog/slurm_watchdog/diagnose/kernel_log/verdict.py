@@ -1,7 +1,7 @@
 """The kernel's lines of a whole file: which are causes, which follow from them, what is over again, and what
 may cost a node its jobs.
 
-Pure. Only lines whose letters hold a needle of some row are taken apart, as in block_scan, and after a stuck task those
+Pure. Only lines whose letters hold a needle of some row are taken apart, as in line_scan, and after a stuck task those
 of its call trace. A line has its weight from the knowledge; the file around it can take weight away (the device
 recovered) and, for a disk, give some: a filesystem's trouble may keep jobs off its node only if the disk below it is
 the node's own.
@@ -29,7 +29,7 @@ from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
 from slurm_watchdog.parse.kernel_log.file import Message, is_indented, is_stamped, read_line
 from slurm_watchdog.parse.kernel_log.line import KernelFact
-from slurm_watchdog.parse.training_log.block_scan import cover, letters, with_needle
+from slurm_watchdog.parse.training_log.line_scan import cover, letters, with_needle
 
 Role = Literal["cause", "consequence", "news"]
 

@@ -1,6 +1,6 @@
 """What is kept of a log while it is read: its facts, and the lines around what matters. Pure, and bounded.
 
-A log of gigabytes is looked at in blocks (slurm_watchdog.parse.training_log.block_scan). Of its lines those
+A log of gigabytes is looked at in blocks (slurm_watchdog.parse.training_log.line_scan). Of its lines those
 near an error are kept, the first and the last ones, and of its progress an even choice.
 """
 
@@ -18,8 +18,8 @@ from slurm_watchdog.diagnose.logs.wrapped import unwrapped
 from slurm_watchdog.knowledge.progress_patterns import LONE_LOSS, LONE_LOSS_NEEDLES, Pattern
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.timestamps import Clock, Stamp, origin_of, stamp_of
-from slurm_watchdog.parse.training_log.block_scan import MAX_LINE_BYTES, ShapeMemory, letters, scan
 from slurm_watchdog.parse.training_log.context import Context
+from slurm_watchdog.parse.training_log.line_scan import MAX_LINE_BYTES, ShapeMemory, letters, scan
 from slurm_watchdog.parse.training_log.text import LogFact, plain_line
 
 HEAD_LINES = 150

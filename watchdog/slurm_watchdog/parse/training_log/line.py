@@ -153,6 +153,8 @@ class Rows(msgspec.Struct, frozen=True):
     mapping: bool  # Whether it may be JSON, or a dictionary, with a step.
     own: tuple[Pattern, ...] = ()
     """What a site wrote itself (see slurm_watchdog.parse.training_log.site_patterns); tried before all others."""
+    doubts: tuple[str, ...] | None = None
+    """Of the words by which a count is no progress those that it may hold; None: all."""
 
 
 def all_rows() -> Rows:
@@ -165,17 +167,18 @@ def _rows_of(log: LogTable, progress: ProgressTable) -> Rows:
     return Rows(log.signatures, progress.signs, progress.patterns, True)
 
 
-def parse_line(line: str, rows: Rows | None = None) -> LogFact | None:
+def parse_line(line: str, rows: Rows | None = None, last: Pattern | None = None) -> LogFact | None:
     """The fact in one line of a log (without its end), or None if it says nothing we know.
 
-    With `rows` only those are tried: for callers who know that no other row's needle is in the line.
+    With `rows` only those are tried: for callers who know that no other row's needle is in the line. `last`: the
+    pattern of progress that matched the line before that is like this one; it is tried first.
     """
     rows = all_rows() if rows is None else rows
     text, who = split_prefix(plain_line(line))
     lower = text.lower()
     fact = _own(text, who, rows) if rows.own else None
     fact = fact or _error(text, lower, who, rows) or _sign(text, lower, who, rows)
-    return fact or _progress(text, lower, who, rows)
+    return fact or _progress(text, lower, who, rows, last)
 
 
 def _own(text: str, who: dict[str, Any], rows: Rows) -> LogFact | None:
@@ -245,14 +248,14 @@ def _from_sign(row: Sign, match: re.Match[str], text: str, who: dict[str, Any]) 
     )
 
 
-def _progress(text: str, lower: str, who: dict[str, Any], rows: Rows) -> LogFact | None:
+def _progress(text: str, lower: str, who: dict[str, Any], rows: Rows, last: Pattern | None) -> LogFact | None:
     fact = None
     if MAPPING.match(text):
         if rows.mapping and has_needle(known.MAPPING_NEEDLES, lower):
             fact = from_mapping(text.strip(), who)
     else:
         counted: bool | None = None
-        for row in rows.patterns:
+        for row in rows.patterns if last is None else (last, *rows.patterns):
             if not has_needle(row.needles, lower):
                 continue
             if row.counted and counted is None:
@@ -261,7 +264,9 @@ def _progress(text: str, lower: str, who: dict[str, Any], rows: Rows) -> LogFact
             if match is not None and not _is_other(row, match, text, lower):
                 fact = _from_match(row, match, text, who)
                 break
-    return None if fact is None or _is_no_progress(text, lower) else fact
+    if fact is None or (rows.doubts is not None and not has_needle(rows.doubts, lower)):
+        return fact
+    return None if _is_no_progress(text, lower) else fact
 
 
 def _is_no_progress(text: str, lower: str) -> bool:
@@ -291,8 +296,9 @@ def _is_other(row: Pattern, match: re.Match[str], text: str, lower: str) -> bool
 
 def _from_match(row: Pattern, match: re.Match[str], text: str, who: dict[str, Any]) -> LogFact | None:
     groups = match.groupdict()
-    if any(len(groups.get(name) or "") > written.MAX_DIGITS for name in WHOLE_GROUPS):
-        return None
+    for name, found in groups.items():
+        if found is not None and len(found) > written.MAX_DIGITS and name in WHOLE_GROUPS:
+            return None
     fact = LogFact(
         kind=EventKind.PROGRESS,
         pattern=row.name,

@@ -3,6 +3,8 @@ thousand times."""
 
 from __future__ import annotations
 
+import math
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,8 +25,9 @@ from slurm_watchdog.knowledge.progress_patterns import (
     STEP_KEYS,
 )
 from slurm_watchdog.model.observations import EventKind
-from slurm_watchdog.parse.training_log import block_scan
-from slurm_watchdog.parse.training_log.block_scan import (
+from slurm_watchdog.parse.training_log import line_scan
+from slurm_watchdog.parse.training_log.line import parse_line
+from slurm_watchdog.parse.training_log.line_scan import (
     BARREN,
     IN_FULL,
     PIECE_BYTES,
@@ -33,7 +36,6 @@ from slurm_watchdog.parse.training_log.block_scan import (
     needles_in_force,
     scan,
 )
-from slurm_watchdog.parse.training_log.line import parse_line
 from slurm_watchdog.parse.training_log.text import LogFact, has_needle
 
 Facts = list[tuple[str, LogFact]]
@@ -150,7 +152,8 @@ def test_a_shape_that_is_known_is_parsed_also_where_the_memory_of_shapes_is_full
     memory, error = ShapeMemory(), b"cudaoutofmemory"
     for piece in range(40):
         others = {f"quiet{chr(97 + piece % 26)}{chr(97 + piece // 26)}{chr(97 + n)}".encode() for n in range(26)}
-        assert error in memory.loud_of(others | {error}), piece
+        assert error in memory.telling(others | {error}, needles_in_force(), ()), piece
+        assert len(memory.known) <= line_scan.MAX_SHAPES
 
 
 def test_of_a_cascade_a_bounded_part_is_parsed_and_the_rest_counted() -> None:
@@ -183,7 +186,7 @@ def test_of_nothing_but_progress_the_first_the_last_and_an_even_choice_are_parse
     steps = [fact.step or 0 for _, fact in found.facts]
     assert (steps[0], steps[-1]) == (0, 99_999)
     assert steps == sorted(steps)
-    assert max(b - a for a, b in pairwise(steps)) <= PIECE_BYTES / 25 / block_scan.EVENLY + 1
+    assert max(b - a for a, b in pairwise(steps)) <= PIECE_BYTES / 25 / line_scan.EVENLY + 1
     assert found.parsed < 1_000
 
 
@@ -196,17 +199,21 @@ def test_scan_samples_shapes_known_from_an_earlier_block() -> None:
     seen, block = ShapeMemory(), b"\n".join(cascade(1000))
     first, second = scan(block, seen), scan(block, seen)
     assert first.parsed >= IN_FULL
-    assert second.parsed <= block_scan.EVENLY * (len(block) // PIECE_BYTES + 1)
-    assert len(seen.parsed) == 1
+    assert second.parsed <= line_scan.EVENLY * (len(block) // PIECE_BYTES + 1)
+    assert sum(shape is not None for shape in seen.known.values()) == 1
 
 
 def test_shapes_are_not_remembered_without_end() -> None:
-    seen = ShapeMemory()
-    for number in range(5000):
-        seen.add(str(number).encode(), 1, True)
-    seen.add(b"x" * 10_000, 1, True)
-    assert len(seen.telling) == len(seen.parsed) <= block_scan.MAX_SHAPES
-    assert b"x" * 10_000 not in seen.parsed
+    seen, names = ShapeMemory(), [f"{a}{b}{c}" for a in "ghij" for b in "klmnopqrst" for c in "uvwxyz"]
+    for first in names[:12]:
+        scan("".join(f"{first} step of {name}\n" for name in names).encode(), seen)
+        assert len(seen.known) <= line_scan.MAX_SHAPES
+    scan(b"step " + b"x" * 10_000, seen)
+    assert max(map(len, seen.known)) <= line_scan.MAX_SHAPE_BYTES
+
+
+def test_no_needle_holds_an_address_or_begins_like_the_end_of_one() -> None:
+    assert not [needle for needle in NEEDLES if "0x" in needle or re.match(r"[0-9a-f]+$", needle)]
 
 
 def test_a_line_of_megabytes_is_one_line() -> None:
@@ -244,3 +251,16 @@ def test_a_shape_that_begins_to_tell_after_long_is_read_again() -> None:
     later = scan("".join(f"note: step {n} of 900 ten -\n" for n in range(8, 100)).encode(), seen)
     assert found.parsed >= 1
     assert len(later.facts) >= 1
+
+
+@given(st.lists(st.tuples(st.sampled_from(["2.5", "nan", "inf"]), st.integers(1, 12)), min_size=1, max_size=12))
+@example([("nan", 9), ("2.5", 20), ("nan", 1), ("2.5", 1), ("nan", 1), ("2.5", 1), ("nan", 1), ("2.5", 30)])
+def test_losses_that_are_read_one_after_the_other_have_no_better_one_between_them(runs: list[tuple[str, int]]) -> None:
+    losses = [loss for loss, times in runs for _ in range(times)]
+    block = "".join(f"iteration {at}/ 900 | lm loss: {loss} |\n" for at, loss in enumerate(losses)).encode()
+    found = scan(block, ShapeMemory(steps_in_full=2, evenly=4))
+    for (place, (_, one)), (later, (_, two)) in pairwise(zip(found.places, found.facts, strict=True)):
+        if not math.isfinite(one.loss or 0.0) and not math.isfinite(two.loss or 0.0):
+            assert "2.5" not in losses[place:later]
+    assert found.places[-1] == len(losses) - 1
+    assert sum(found.stand_for) == len(losses)

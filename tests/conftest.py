@@ -40,7 +40,7 @@ LONGEST_FIRST = (
     "test_agent_endurance.py",
     "test_ends_of_jobs.py",
     "test_attach.py",
-    "test_agent_helper.py",
+    "test_agent_rights.py",
     "test_prometheus.py",
     "test_grafana.py",
     "test_page.py",

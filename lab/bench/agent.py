@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,8 @@ from lab.bench.figures import Figures, quantile, say
 from lab.bench.metrics_text import read_metrics
 from lab.bench.process_tree import Target, Usage, count_distinct_pages, read_tree, started
 from slurm_watchdog.agent.metrics import FILE
-from tests import helper_process
+from tests import agent_place
+from tests.rig.rights import AGENT_UID, agent_command
 
 MIB = 1024**2
 MAX_CPU_PERCENT = 0.10
@@ -27,8 +28,7 @@ MAX_PSS_MIB = 40.0
 MAX_PSS_OF_BOTH_MIB = 56.0
 MAX_TICK_CPU_MS = 15.0
 MAX_NVML_MS = 5.0
-"""What the project promises at an interval of 5 s: CPU of agent and helper together, memory of the agent and
-of both."""
+"""What the project promises at an interval of 5 s: CPU and memory of the agent with all its children."""
 DRIVER_METRIC = "slurm_watchdog_nvml_driver_seconds"
 TICK_GAP_S = 0.5
 """What the main thread does within this time of its last work belongs to the same tick: replies, answers of
@@ -56,14 +56,12 @@ class Scene:
     load: load.Load
     controller: controller.Controller
     agent: Target
-    helper: Target | None
-    """Who holds the agent's rights; None for an ordinary user's agent, which needs none."""
     metrics_file: Path
 
     @property
     def ours(self) -> tuple[Target, ...]:
         """All of the watchdog's processes on this node."""
-        return (self.agent,) if self.helper is None else (self.agent, self.helper)
+        return (self.agent,)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -80,9 +78,8 @@ class Scene:
 
 @contextmanager
 def scene(interval_s: float, cpus: set[int] | None = None) -> Iterator[Scene]:
-    """The agent as it is deployed, beside the load: as root, an agent without a right and its helper, as
-    their units start them; as an ordinary user, who has jobs of his own to watch, the agent alone. Raises
-    RuntimeError if it does not see the load."""
+    """The agent as it is deployed, beside the load: as root, with the rights that its unit gives it; as an ordinary
+    user, who has jobs of his own to watch, without any. Raises RuntimeError if it does not see the load."""
     with ExitStack() as stack:
         job = stack.enter_context(load.running())
         taker = stack.enter_context(controller.listening((job.watch,)))
@@ -97,20 +94,17 @@ def scene(interval_s: float, cpus: set[int] | None = None) -> Iterator[Scene]:
             (job.directory / name).mkdir()
         # Not the benchmark's own environment: a service has a small one.
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "PYTHONPATH") if name in os.environ}
-        helper = None
         if os.geteuid() == 0:
-            place = stack.enter_context(helper_process.place(partial(_run_in, job)))
+            place = stack.enter_context(agent_place.place(partial(_run_in, job)))
             environment = {**kept, **job.environment, **place.environment}
             # The stand-in of the driver's library, and where the interpreter's own library is bound.
             libraries = [
                 each["LD_LIBRARY_PATH"] for each in (job.environment, place.environment) if each.get("LD_LIBRARY_PATH")
             ]
             environment["LD_LIBRARY_PATH"] = ":".join(libraries)
-            helper, socket = stack.enter_context(_helper(job, place, environment, cpus))
-            settings += f"  helper_socket: {socket}\n"
             for name in ("state", "metrics"):
-                os.chown(job.directory / name, helper_process.AGENT_UID, -1)
-            command = helper_process.agent_command(place, "--config", str(config))
+                os.chown(job.directory / name, AGENT_UID, -1)
+            command = agent_command(place, "--config", str(config))
         else:
             environment = {**kept, **job.environment}
             start = "import sys; from slurm_watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
@@ -122,7 +116,7 @@ def scene(interval_s: float, cpus: set[int] | None = None) -> Iterator[Scene]:
             _await_good_report(taker)
         except TimeoutError as error:
             raise RuntimeError(f"{error}; its log:\n{log.read_text(errors='replace')[-4000:]}") from error
-        yield Scene(job, taker, agent, helper, job.directory / "metrics" / FILE)
+        yield Scene(job, taker, agent, job.directory / "metrics" / FILE)
         _say_complaints(job.directory)
 
 
@@ -130,33 +124,12 @@ def _run_in(job: load.Load, *words: object) -> None:
     subprocess.run(job.space.words([str(word) for word in words]), check=True)
 
 
-@contextmanager
-def _helper(
-    job: load.Load, place: helper_process.Place, environment: Mapping[str, str], cpus: set[int] | None
-) -> Iterator[tuple[Target, Path]]:
-    """A helper that serves, and its socket. Raises TimeoutError."""
-    directory = place.directory / "helper"
-    directory.mkdir()
-    os.chown(directory, helper_process.HELPER_UID, helper_process.HELPER_UID)
-    socket = directory / "socket"
-    command = helper_process.helper_command(place, socket)
-    log = job.directory / "helper.log"
-    with started("helper", command, log, environment, job.space, cpus) as helper:
-        end = time.monotonic() + START_S
-        while not socket.exists():
-            if time.monotonic() > end:
-                raise TimeoutError(f"the helper does not serve: {log.read_text(errors='replace')[-4000:]}")
-            time.sleep(0.1)
-        yield helper, socket
-
-
 def _say_complaints(directory: Path) -> None:
-    """Errors in the logs of the agent and its helper."""
-    for log in (directory / "agent.log", directory / "helper.log"):
-        text = log.read_text(errors="replace") if log.exists() else ""
-        complaints = [line for line in text.splitlines() if "Traceback" in line or "ERROR" in line]
-        if complaints:
-            say(f"{log.stem} complained {len(complaints)} times; the last time: {complaints[-1]}")
+    """Errors in the log of the agent."""
+    lines = (directory / "agent.log").read_text(errors="replace").splitlines()
+    complaints = [line for line in lines if "Traceback" in line or "ERROR" in line]
+    if complaints:
+        say(f"the agent complained {len(complaints)} times; the last time: {complaints[-1]}")
 
 
 def _await_good_report(taker: controller.Controller) -> None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from slurm_watchdog.model.protocol import JobWatch, Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import encode_report
-from tests.helper_process import AGENT_UID
 from tests.munged import Munged, munged
 from tests.proven_server import serving
+from tests.rig.rights import AGENT_UID
 
 
 @dataclass

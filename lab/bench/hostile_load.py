@@ -1,7 +1,7 @@
 """One user is in everybody's way on a node: how soon other users' jobs there are judged meanwhile, and what
 that costs whom.
 
-Two jobs of another user, agent and helper as their units start them, and a controller as on a management
+Two jobs of another user, the agent as its unit starts it, and a controller as on a management
 node. One job is looked at before the hostile user's job begins (`hostile_user.py`), the other one during it.
 """
 
@@ -31,9 +31,9 @@ from lab.bench.load import HERE, build
 from lab.bench.peers import free_port
 from lab.bench.process_tree import Target, started
 from lab.bench.space import Space, opened
-from tests import helper_process
+from tests import agent_place
 from tests.munged import munged
-from tests.rig.rights import USER, USER_UID, ensure_user
+from tests.rig.rights import AGENT_UID, USER, USER_UID, agent_command, ensure_user
 
 HOSTILE, HOSTILE_UID = "swd-hostile", 60984
 NODE, QUIET_JOB, LOUD_JOB, HOSTILE_JOB = "node1", "11", "12", "13"
@@ -41,7 +41,7 @@ RANKS, STEP_S = 4, 1.0
 MIB = 1 << 20
 MAX_RATIO = 2.0
 MAX_AGENT_CPU_PERCENT = 5.0
-AGENT_MIB, HELPER_MIB, CONTROLLER_MIB = 256, 640, 4096
+AGENT_MIB, CONTROLLER_MIB = 640, 4096
 """What is promised of a node with such a user; the last line: MemoryMax of the units."""
 LOOK_S = 0.25
 START_S = 90.0
@@ -64,7 +64,6 @@ class Node:
     space: Space
     service: Service
     agent: Target
-    helper: Target
     ranks: dict[str, list[int]]
     """Job -> its ranks, as the space's own /proc knows them."""
 
@@ -126,7 +125,6 @@ class Look:
     finding_s: float
     """From the moment when a rank was stopped to the incident."""
     agent_percent: float
-    helper_percent: float
     controller_percent: float
 
 
@@ -181,8 +179,8 @@ def _look(node: Node, job: str, seconds: float) -> Look:
     return Look(quantile(ages.ages_s, 0.95) if ages.ages_s else seconds, _time_to_finding_s(node, job), *spent)
 
 
-def _cpu_s(node: Node) -> tuple[float, float, float]:
-    return node.agent.cpu_s(), node.helper.cpu_s(), node.service.cpu_s()
+def _cpu_s(node: Node) -> tuple[float, float]:
+    return node.agent.cpu_s(), node.service.cpu_s()
 
 
 def _time_to_finding_s(node: Node, job: str) -> float:
@@ -207,13 +205,12 @@ def _report(figures: Figures, node: Node, usual: Look, loaded: Look) -> None:
         figures.add(f"hostile.{name.removesuffix('_s')}_usual_s", before, "s")
         figures.add(f"hostile.{name.removesuffix('_s')}_loaded_s", during, "s")
         figures.add(f"hostile.{name.removesuffix('_s')}_ratio", during / before, "1", at_most=MAX_RATIO)
-    for name, bound in (("agent", MAX_AGENT_CPU_PERCENT), ("helper", None), ("controller", None)):
+    for name, bound in (("agent", MAX_AGENT_CPU_PERCENT), ("controller", None)):
         figures.add(f"hostile.{name}_cpu_usual_percent_of_core", getattr(usual, f"{name}_percent"), "%")
         figures.add(f"hostile.{name}_cpu_percent_of_core", getattr(loaded, f"{name}_percent"), "%", at_most=bound)
-    for target, limit in ((node.agent, AGENT_MIB), (node.helper, HELPER_MIB)):
-        usage = target.usage()
-        figures.add(f"hostile.{target.name}_pss_mib", usage.pss_bytes / MIB, "MiB", at_most=limit)
-        figures.add(f"hostile.{target.name}_processes", usage.processes, "1")
+    usage = node.agent.usage()
+    figures.add("hostile.agent_pss_mib", usage.pss_bytes / MIB, "MiB", at_most=AGENT_MIB)
+    figures.add("hostile.agent_processes", usage.processes, "1")
     figures.add("hostile.controller_rss_mib", node.service.rss_bytes() / MIB, "MiB", at_most=CONTROLLER_MIB)
     said = node.ask("/v1/status")["left_out"]
     named = [each for each in said if each["uid"] == HOSTILE_UID and each["job_id"] == HOSTILE_JOB]
@@ -221,7 +218,7 @@ def _report(figures: Figures, node: Node, usual: Look, loaded: Look) -> None:
     series = f'slurm_watchdog_processes_left_out{{job_id="{HOSTILE_JOB}",uid="{HOSTILE_UID}"}}'
     metrics = node.service.get("/metrics", 20.0).decode()
     figures.add("hostile.culprit_in_metrics", series in metrics, "1", at_least=1)
-    for name in ("agent", "helper", "controller"):
+    for name in ("agent", "controller"):
         for line in (node.directory / f"{name}.log").read_text(errors="replace").splitlines()[-6:]:
             say(f"{name}: {line[:300]}")
     figures.add("load_average", os.getloadavg()[0], "1")
@@ -247,7 +244,7 @@ def _node(interval_s: float) -> Iterator[Node]:
         space = stack.enter_context(opened([str(directory / "bin" / "python3"), "idle", str(IDLE)]))
         munge = stack.enter_context(munged())
         port = free_port()
-        security = {**munge.security(), "agent_user": str(helper_process.AGENT_UID)}
+        security = {**munge.security(), "agent_user": str(AGENT_UID)}
         config = directory / "config.yaml"
         config.write_text(
             f"mode: observe\ncluster_name: bench\nsecurity: {json.dumps(security)}\n"
@@ -256,7 +253,6 @@ def _node(interval_s: float) -> Iterator[Node]:
             f"slurm:\n  bin_directory: {_slurm(directory)}\n"
             f"agent:\n  node_name: {NODE}\n  interval: {round(interval_s * 1000)}ms\n"
             f"  controller_url: http://127.0.0.1:{port}\n  metrics_directory: ''\n  state_directory: {directory}/agent-state\n"
-            f"  helper_socket: {directory}/helper/socket\n"
         )
         config.chmod(0o644)
         ranks = {
@@ -266,27 +262,16 @@ def _node(interval_s: float) -> Iterator[Node]:
         service = Service(config, port, directory, -15)
         stack.callback(service.kill)
         service.start()
-        helper, agent = _start_services(stack, space, directory, config)
-        yield Node(directory, space, service, agent, helper, ranks)
+        agent = _start_agent(stack, space, directory, config)
+        yield Node(directory, space, service, agent, ranks)
 
 
-def _start_services(stack: ExitStack, space: Space, directory: Path, config: Path) -> tuple[Target, Target]:
-    place = stack.enter_context(helper_process.place(partial(_run_in, space)))
+def _start_agent(stack: ExitStack, space: Space, directory: Path, config: Path) -> Target:
+    place = stack.enter_context(agent_place.place(partial(_run_in, space)))
     environment = {"PATH": os.environ["PATH"], "HOME": "/", **place.environment}
-    socket_directory = directory / "helper"
-    socket_directory.mkdir()
-    os.chown(socket_directory, helper_process.HELPER_UID, helper_process.HELPER_UID)
-    os.chown(directory / "agent-state", helper_process.AGENT_UID, -1)
-    command = helper_process.helper_command(place, socket_directory / "socket")
-    helper = stack.enter_context(started("helper", command, directory / "helper.log", environment, space))
-    end = time.monotonic() + START_S
-    while not (socket_directory / "socket").exists():
-        if time.monotonic() > end:
-            raise TimeoutError(f"the helper does not serve: {(directory / 'helper.log').read_text()[-2000:]}")
-        time.sleep(0.1)
-    command = helper_process.agent_command(place, "--config", str(config))
-    agent = stack.enter_context(started("agent", command, directory / "agent.log", environment, space))
-    return helper, agent
+    os.chown(directory / "agent-state", AGENT_UID, -1)
+    command = agent_command(place, "--config", str(config))
+    return stack.enter_context(started("agent", command, directory / "agent.log", environment, space))
 
 
 def _run_in(space: Space, *words: object) -> None:
@@ -335,8 +320,7 @@ def _settle(node: Node, interval_s: float) -> None:
     while not all(node.step(job) > 1 for job in (QUIET_JOB, LOUD_JOB)):
         if time.monotonic() > end:
             logs = "".join(
-                (node.directory / f"{name}.log").read_text(errors="replace")[-2000:]
-                for name in ("agent", "helper", "controller")
+                (node.directory / f"{name}.log").read_text(errors="replace")[-2000:] for name in ("agent", "controller")
             )
             raise TimeoutError(f"the controller knows no step of the jobs: {logs}")
         time.sleep(0.2)

@@ -45,7 +45,7 @@ while True:
             pass
     time.sleep(2)
 """
-"""Stops each child of the agent or helper that he may: those that have become him, to look at his files."""
+"""Stops each child of the agent that he may: those that have become him, to look at his files."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from lab.bench.figures import Figures, quantile, say
-from slurm_watchdog.agent.workers.pool import WorkerPool
 
 CAPTURES = Path(__file__).resolve().parents[2] / "tests/captures" / "kernel"
 RECORDS = 100_000
@@ -67,7 +66,7 @@ def measure(messages: Iterator[str], count: int) -> tuple[float, int]:
 
     records = [record(number, message) for number, message in enumerate(islice(messages, count))]
     ring = Ring(records)
-    log = KernelLogReader("/dev/kmsg", "", "", cast("WorkerPool", None), open_device=lambda path: cast("Any", ring))
+    log = KernelLogReader("/dev/kmsg", open_device=lambda path: cast("Any", ring))
     events, ticks = 0, 0
     began = time.process_time()
     while True:

@@ -11,9 +11,9 @@ from itertools import count, islice
 from pathlib import Path
 
 from lab.bench.figures import Figures, say
+from slurm_watchdog.agent.children.answers import FollowedFile
+from slurm_watchdog.agent.children.requests import Follow, WorkerState
 from slurm_watchdog.agent.logs import follow
-from slurm_watchdog.agent.workers.answer_types import FollowedFile
-from slurm_watchdog.agent.workers.request_types import Follow, WorkerState
 
 MIN_LINES_PER_SECOND = 1e6
 """What the project promises."""

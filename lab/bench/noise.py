@@ -162,7 +162,7 @@ def _report(figures: Figures, pairs: list[tuple[Round, Round]]) -> None:
 
 @contextmanager
 def stopped(pids: Sequence[int]) -> Iterator[None]:
-    """The agent and its helper, with all their children, are stopped while the block runs."""
+    """The agent, with all its children, is stopped while the block runs."""
     try:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""What it costs to ask a child: the way there and back through the real pool, with nothing to do at the other end."""
+"""What it costs to ask a child: the way there and back with real children, with nothing to do at the other end."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from lab.bench.figures import Figures, quantile
-from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import WorkerState
-from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.agent.children.children import Answer, Children
+from slurm_watchdog.agent.children.requests import WorkerState
 from slurm_watchdog.base import clock
-from tests.builders.requests import plain_request
+from tests.builders.requests import plain, plain_request
 
 TRIPS = 2000
 COLD_TRIPS = 20
@@ -27,7 +26,7 @@ def give_back(fields: Any, worker: WorkerState) -> Any:
 def run(figures: Figures, trips: int = TRIPS) -> None:
     """Round trips one after the other, and with pauses in which the processor's caches forget us, as between
     two ticks."""
-    probes = WorkerPool({"give_back": give_back})
+    probes = Children((plain(give_back),))
     try:
         walls = [_trip(probes) for _ in range(trips // 10)]  # the first one forks the child
         used, used_by_child = time.process_time(), _cpu_of_children(probes)
@@ -45,7 +44,7 @@ def run(figures: Figures, trips: int = TRIPS) -> None:
     figures.add("probe.round_trip_cpu_us", 1e6 * cpu_s / trips, "us")
 
 
-def _trip(probes: WorkerPool) -> float:
+def _trip(probes: Children) -> float:
     answers: list[Answer] = []
     began = time.perf_counter()
     request = probes.ask(
@@ -58,8 +57,6 @@ def _trip(probes: WorkerPool) -> float:
     return took
 
 
-def _cpu_of_children(probes: WorkerPool) -> float:
-    """CPU time so far of the workers below the spawner, from the scheduler's own nanoseconds."""
-    spawner = probes.spawner_pid
-    children = Path(f"/proc/{spawner}/task/{spawner}/children").read_text().split()
-    return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in children) / 1e9
+def _cpu_of_children(probes: Children) -> float:
+    """CPU time so far of all children, from the scheduler's own nanoseconds."""
+    return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in probes.pids()) / 1e9

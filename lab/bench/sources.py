@@ -14,15 +14,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from lab.bench.figures import Figures
+from slurm_watchdog.agent.children.children import Children
+from slurm_watchdog.agent.children.requests import ReadLinks
 from slurm_watchdog.agent.collectors import link, usage
 from slurm_watchdog.agent.collectors.link import links_in
 from slurm_watchdog.agent.collectors.usage import read_usage
-from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import ReadLinks
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import Process, Role
 from tests.builders.links import INTERFACE, PORT, tree
-from tests.builders.requests import do
+from tests.builders.requests import tasks
 
 RANKS, DESCRIPTORS, LOOKS = 8, 160, 25
 APART_S = 0.2
@@ -87,7 +87,7 @@ def _child_ms_of_an_agent() -> float:
 
 def child_ms() -> float:
     """A child for one question, which is started for it and ended: of all processes of it, this one included."""
-    pool = WorkerPool({"read_links": lambda fields, worker: do("read_links", fields, worker)})
+    pool = Children(tasks("read_links"))
     answers: list[object] = []
 
     def ask() -> None:

@@ -1,4 +1,4 @@
-"""Somebody swaps names as fast as he can while the helper's children read logs and write kill switches below them.
+"""Somebody swaps names as fast as he can while the agent's children read logs and write kill switches below them.
 
 Three attackers: another user of the same group directory, who wants the job's owner's secrets told; the job's
 owner himself, who wants root's; and both with mounts that come and go. What must hold: no line of a secret is
@@ -22,11 +22,11 @@ from pathlib import Path
 
 import msgspec
 
+from slurm_watchdog.agent.children.become_user import become
+from slurm_watchdog.agent.children.requests import Follow, LastLines, RemoveSwitch, WorkerState, WriteSwitch
 from slurm_watchdog.agent.evidence import last_lines
 from slurm_watchdog.agent.files import as_owner
 from slurm_watchdog.agent.logs import follow
-from slurm_watchdog.agent.workers.become_user import become
-from slurm_watchdog.agent.workers.request_types import Follow, LastLines, RemoveSwitch, WorkerState, WriteSwitch
 
 OWNER, STRANGER = 64983, 64984
 SECRETS = {

@@ -32,19 +32,19 @@ from msgspec import inspect
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.agent import Agent
+from slurm_watchdog.agent.children.requests import BlockedCall, IdentifyProcesses, ResolveCalls, WorkerState
+from slurm_watchdog.agent.commands import Commands
 from slurm_watchdog.agent.courier.streams import TcpController
 from slurm_watchdog.agent.delivery.sender import Sender
 from slurm_watchdog.agent.delivery.spool import Spool
 from slurm_watchdog.agent.evidence import stacks, tool
-from slurm_watchdog.agent.helper import requests
 from slurm_watchdog.agent.logs import log_file
+from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.metrics import AgentMetrics
 from slurm_watchdog.agent.proc.system_call import parse_syscall
 from slurm_watchdog.agent.processes import identify, supervisor_link, terminate
-from slurm_watchdog.agent.processes.identity_cache import IDENTIFY
 from slurm_watchdog.agent.service import Service
 from slurm_watchdog.agent.settings import settings_of
-from slurm_watchdog.agent.workers.request_types import BlockedCall, IdentifyProcesses, ResolveCalls, WorkerState
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.loop import Signals
 from slurm_watchdog.config.loading import parse_config
@@ -63,7 +63,7 @@ from slurm_watchdog.model.actions import Verdict
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.kill_switch import FIELDS, compose_line
 from slurm_watchdog.model.observations import EventKind, Role
-from slurm_watchdog.model.protocol import DumpStacks
+from slurm_watchdog.model.protocol import DumpStacks, JobWatch, WriteKillSwitch
 from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.model.supervisor import RestartOrder
@@ -74,13 +74,14 @@ from slurm_watchdog.parse.training_log.line import parse_line
 from slurm_watchdog.wire import codec
 from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets
 from tests.builders import two_users
+from tests.builders.agent_context import context_of
+from tests.builders.fake_children import FakeChildren, looks
 from tests.builders.forged_kernel_lines import forgeries
 from tests.builders.identities import World
 from tests.builders.open_doors import MARK, PEOPLE, doors
 from tests.builders.page_requests import EVIDENCE, PROXY, controller, get, gets, named
 from tests.builders.policy_inputs import INCIDENT, LIMITS
 from tests.builders.program_paths import PROGRAM_PATHS
-from tests.builders.requests import check_request
 from tests.builders.sending import link_to
 from tests.builders.supervisor_links import Peer, link_at, rows
 from tests.builders.views import process, slurm_job
@@ -147,11 +148,12 @@ def switch_that_is_a_program(stage: Stage) -> bool:
     """A kill switch at a place whose files are run, though a site allows switches below homes."""
 
     def taken(path: str) -> bool:
-        request = {"path": path, "node": "n1", "by": "x", "why": "", "incident": "", "decision": ""}
-        with suppress(requests.RefusedError):
-            check_request("write_kill_switch", request, VICTIM, True, ("/home",))
-            return True
-        return False
+        children = FakeChildren()
+        logs = JobLogs(looks(children), (), "n1", (), become_owner=True)
+        logs.here.hear([JobWatch(job_id=JOB, restarts=0, uid=VICTIM)])
+        command = WriteKillSwitch(id="w", job_id=JOB, restarts=0, path=path, uid=VICTIM, content='{"by": "x"}\n')
+        Commands(context_of(children, logs), ("/home",)).accept((command,), 0.0)
+        return bool(children.asked)
 
     assert taken("/home/ann/job/switch"), "an honest request is one"
     return any(taken(f"/home/ann/{path}") for path in PROGRAM_PATHS)
@@ -167,20 +169,12 @@ def words_that_a_shell_runs(stage: Stage) -> bool:
 
 
 def root_by_request(stage: Stage) -> bool:
-    """A task of the helper as root, a system account or nobody."""
-    request = {
-        "path": "/run/slurm-watchdog/jobs/7.0/switch",
-        "node": "n1",
-        "by": "x",
-        "why": "",
-        "incident": "",
-        "decision": "",
-    }
-    for uid in (0, 1, 99, 65534, 2**32 - 1):
-        with suppress(requests.RefusedError):
-            check_request("write_kill_switch", request, uid)
-            return True
-    return False
+    """A child that works as root, a system account or nobody."""
+    asker = Asker()
+    try:
+        return any(asker.answer("files:/a", "echo", uid=uid).error is None for uid in (0, 1, 99, 65534, 2**32 - 1))
+    finally:
+        asker.children.close()
 
 
 SECRET_OF_ROOT = "what-only-the-other-user-may-read"
@@ -194,13 +188,12 @@ def set_user_id_rank(stage: Stage) -> bool:
         env={"SLURM_JOB_ID": JOB, "RANK": "0", "NCCL_DEBUG": SECRET_OF_ROOT},
     )  # fmt: skip
     assert rank.stdout is not None and rank.stdout.read(1) == b"x"
-    told: list[Any] = []
     try:
-        identify.identify(IdentifyProcesses([(rank.pid, None)]), WorkerState(send_part=told.append))
+        (told,) = identify.identify(IdentifyProcesses([rank.pid]), WorkerState(MALLORY))
     finally:
         rank.kill()
         rank.communicate()
-    return bool(told[0].environ)
+    return bool(told.environ)
 
 
 def stopped_child(stage: Stage) -> bool:
@@ -210,10 +203,10 @@ def stopped_child(stage: Stage) -> bool:
         os.kill(asker.answer("a", "echo").value[2], signal.SIGSTOP)
         request = asker.ask("a", "echo", deadline_s=0.1)
         assert request is not None
-        asker.probes.settle(5, [request])
-        return asker.answers[-1].timed_out or bool(asker.probes.hung(time.monotonic() + 10))
+        asker.children.settle(5, [request])
+        return asker.answers[-1].timed_out or bool(asker.children.hung(time.monotonic() + 10))
     finally:
-        asker.probes.close()
+        asker.children.close()
 
 
 def memory_after_the_call(stage: Stage) -> bool:
@@ -246,9 +239,8 @@ def memory_after_the_call(stage: Stage) -> bool:
 
         stage.patch.setattr(identify, "_read_path", slowly)
         asked = BlockedCall(child.pid, child.pid, "openat", list(call.args))
-        found: list[Any] = []
-        identify.resolve_calls(ResolveCalls([asked]), WorkerState(own_uid=os.getuid(), send_part=found.append))
-        return bool(found[0].target.path)
+        (found,) = identify.resolve_calls(ResolveCalls([asked]), WorkerState(os.getuid()))
+        return bool(found.target.path)
     finally:
         child.kill()
         child.wait()
@@ -263,21 +255,21 @@ def mounts_that_never_answer(stage: Stage) -> bool:
             for key, uid in everything_of(MALLORY):
                 asker.ask(key, "hang", 600.0, deadline_s=0.05, uid=uid)
             time.sleep(0.3)
-            asker.probes.poll(time.monotonic() + 1)
-        asked = [asker.ask("files:/home:1501", "echo", uid=VICTIM), asker.ask("identify", "echo")]
+            asker.children.poll(time.monotonic() + 1)
+        asked = [asker.ask("files:/home:1501", "echo", uid=VICTIM), asker.ask("node:mounts", "echo")]
         served = [each for each in asked if each is not None]
-        asker.probes.settle(5, served)
+        asker.children.settle(5, served)
         return len(served) < 2 or len(asker.answers) < 2 or any(each.error for each in asker.answers[-2:])
     finally:
-        asker.probes.close()
+        asker.children.close()
 
 
 def thousands_of_new_processes(stage: Stage) -> bool:
-    """Three thousand processes of Mallory's that nobody has looked at yet: the victim's one is not asked
-    about for minutes."""
-    node = World(*range(1, 3001))
-    node.give(3000, VICTIM)
-    return 3000 not in node.ask()[IDENTIFY]
+    """Three thousand processes of Mallory's that nobody has looked at yet: the victim's one is not looked at for
+    minutes."""
+    table = World(1).table
+    table.read_owner = lambda pid: VICTIM if pid == 3001 else MALLORY
+    return 3001 not in set(table._next_new(set(range(2, 3002))))
 
 
 def pickle_for_a_dump(stage: Stage) -> bool:
@@ -292,7 +284,7 @@ def output_bomb(stage: Stage) -> bool:
     """A program that looks at a job's memory and prints what it finds: 64 MiB here."""
     code = "import sys\nfor _ in range(64): sys.stdout.write('x' * 2**20)"
     means = tool.Means(20.0, stacks.MAX_OUTPUT, 1 << 30, 20, 4096)
-    return len(next(tool.run_tools([lambda: ([sys.executable, "-I", "-S", "-c", code], means)])).out) > 32 << 20
+    return len(next(tool.run_tools([lambda: ([sys.executable, "-I", "-S", "-c", code], means)], [])).out) > 32 << 20
 
 
 def empty_lines_in_an_error_file(stage: Stage) -> bool:
@@ -607,14 +599,14 @@ def blocking(sock: socket.socket) -> tuple[int, int]:
 ROWS = {
     "a rank by environment": Row("H4", "user", forged_rank, (("slurm_watchdog.controller.state.door._is_of_job", yes),)),
     "a directive by environment": Row("H4", "user", forged_wish, (("slurm_watchdog.controller.state.door._is_wish", yes),)),
-    "a kill switch at a program's place": Row("H1", "user", switch_that_is_a_program, (("slurm_watchdog.agent.helper.requests.problem_of_path", nothing),)),
+    "a kill switch at a program's place": Row("H1", "user", switch_that_is_a_program, (("slurm_watchdog.agent.commands.problem_of_path", nothing),)),
     "a shell runs the kill switch": Row("H1", "user", words_that_a_shell_runs, (("slurm_watchdog.model.kill_switch.clean_field", str),)),
-    "the helper works as root": Row("C1 C2 L11", "user", root_by_request, (("slurm_watchdog.agent.helper.requests.refusal_as", nothing),)),
-    "a set-user-id program as rank": Row("C2", "user", set_user_id_rank, (("slurm_watchdog.agent.workers.become_user.refusal_to_look", nothing),)),
-    "mounts that never answer": Row("H5", "user", mounts_that_never_answer, (("slurm_watchdog.agent.workers.admission.Admission._may_have", yes), ("slurm_watchdog.agent.workers.admission.KEPT_FREE", 0), ("slurm_watchdog.agent.workers.admission.MAX_HUNG_OF_GROUP", 1000))),
-    "thousands of new processes": Row("H5", "user", thousands_of_new_processes, (("slurm_watchdog.agent.processes.identity_cache.Identities._in_turn", lambda _, rows: rows[:256]),)),
+    "a child works as root": Row("C1 C2 L11", "user", root_by_request, (("slurm_watchdog.agent.children.become_user.refusal_as", nothing),)),
+    "a set-user-id program as rank": Row("C2", "user", set_user_id_rank, (("slurm_watchdog.agent.children.become_user.refusal_to_look", nothing),)),
+    "mounts that never answer": Row("H5", "user", mounts_that_never_answer, (("slurm_watchdog.agent.children.children.Children._may_have", yes), ("slurm_watchdog.agent.children.children.KEPT_FREE", 0), ("slurm_watchdog.agent.children.children.MAX_HUNG_OF_MOUNT", 1000))),
+    "thousands of new processes": Row("H5", "user", thousands_of_new_processes, (("slurm_watchdog.agent.proc.table.fair_share", lambda rows, most, owner: (rows[:most], {})),)),
     "memory after the call": Row("L2", "user", memory_after_the_call, (("slurm_watchdog.agent.processes.identify._check_in_call", yes),)),
-    "a child is stopped": Row("M1", "user", stopped_child, (("slurm_watchdog.agent.workers.worker.why_no_answer", nothing),)),
+    "a child is stopped": Row("M1", "user", stopped_child, (("slurm_watchdog.agent.children.look.why_no_answer", nothing),)),
     "another user's supervisor": Row("N6", "user", supervisor_of_a_stranger, (("slurm_watchdog.agent.processes.supervisor_link.peer_of", lambda sock: (os.getpid(), VICTIM)),)),
     "all connections of supervisors": Row("N6", "user", all_connections_of_one, (("slurm_watchdog.agent.processes.supervisor_link.MAX_OF_USER", 1 << 40),)),
     "a supervisor that never reads": Row("N6", "user", peer_that_never_reads, (("slurm_watchdog.agent.processes.supervisor_link.peer_of", blocking),)),

@@ -9,7 +9,7 @@ from slurm_watchdog.agent.collectors.collector import Sections
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
 
 
-def context_of(workers: Any, logs: Any, **given: Any) -> Any:
+def context_of(children: Any, logs: Any, **given: Any) -> Any:
     """On node n1, where nothing is known of processes, and none is ended; but for what is `given`."""
     processes = SimpleNamespace(
         environ_of=lambda job_id: {},
@@ -21,10 +21,11 @@ def context_of(workers: Any, logs: Any, **given: Any) -> Any:
     usual = {
         "node": "n1",
         "boot_id": "now",
+        "kernel_records": (),
         "settings": SimpleNamespace(probe_deadline=5.0, kernel_log=""),
         "sections": Sections(),
         "jobs": getattr(logs, "here", None) or JobsHere(),
         "processes": processes,
         "orphan_gpu_processes": SimpleNamespace(objection=lambda *asked: "no process is inspected here"),
     }
-    return SimpleNamespace(workers=workers, logs=logs, **(usual | given))
+    return SimpleNamespace(children=children, logs=logs, **(usual | given))

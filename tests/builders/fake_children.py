@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
-from slurm_watchdog.agent.workers.request_types import Request
-from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.agent.children.children import Answer, Children
+from slurm_watchdog.agent.children.requests import Request
+from slurm_watchdog.agent.proc.table import ProcessTable
+from slurm_watchdog.agent.processes.user_looks import UserLooks
 from slurm_watchdog.model.observations import MountProbe
 
 FINE = {
@@ -19,7 +21,7 @@ FINE = {
 
 
 @dataclass
-class Children:
+class FakeChildren:
     """Stands for Probes: remembers what was asked, and answers, times out or dies when the test says so."""
 
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -85,3 +87,10 @@ class Children:
 
     def names(self) -> list[str]:
         return list(self.alive)
+
+
+def looks(children: Any) -> UserLooks:
+    """Every user may be asked about, of these children."""
+    made = UserLooks(cast("Children", children), ProcessTable())
+    made.refusal = lambda uid: None  # type: ignore[method-assign]
+    return made

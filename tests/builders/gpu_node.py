@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from slurm_watchdog.agent.children.answers import OpenDevices
+from slurm_watchdog.agent.children.children import Children
 from slurm_watchdog.agent.gpu.orphan_processes import UNSEEN_JOB_GRACE_S, OrphanGpuProcesses
 from slurm_watchdog.agent.proc.entry import Entry, JobMember, JobStep, ProcessFacts, Stat
-from slurm_watchdog.agent.proc.files import read_stat
-from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.proc.files import links_of, read_stat
 from slurm_watchdog.model.observations import Gpu, GpuHolder, Role
 
 USER = 4242
@@ -23,14 +25,27 @@ GPUS = (
 class Node:
     """A node whose GPUs are files; its processes are real ones, with the owner that the test gives them."""
 
-    def __init__(self, directory: Path, probes: WorkerPool) -> None:
+    def __init__(self, directory: Path, probes: Children) -> None:
         self.devices = f"{directory}/nvidia"
         for name in ("0", "1", "ctl", "-uvm", "-modeset"):
             Path(self.devices + name).touch()
-        self.holders = OrphanGpuProcesses(probes, GRACE_S, devices=self.devices, trusts_nvml=True)
+        self.holders = OrphanGpuProcesses(probes, GRACE_S, self.devices_of, devices=self.devices, trusts_nvml=True)
         self.table: dict[int, Entry] = {}
         self.started: list[subprocess.Popen[bytes]] = []
         self.now = 1000.0
+        self.read: list[int] = []  # Pids of those whose open files were read.
+
+    def devices_of(self, threads: Sequence[tuple[int, int]]) -> list[OpenDevices | None]:
+        """As a child of each process's user reads it."""
+        return [self._open_of(*each) for each in threads]
+
+    def _open_of(self, pid: int, thread: int) -> OpenDevices | None:
+        self.read.append(pid)
+        try:
+            count, names = links_of(pid, thread)
+        except OSError:
+            return None
+        return OpenDevices(count, tuple(sorted(set(names))))
 
     def start(self, *devices: str) -> int:
         """A process that has these open; it is in no table yet."""

@@ -13,13 +13,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.children.answers import FollowedLogs
+from slurm_watchdog.agent.children.children import Answer
+from slurm_watchdog.agent.children.requests import Follow
 from slurm_watchdog.agent.logs.follow import _bound, _row
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.logs.log_file import LogFollower
 from slurm_watchdog.agent.logs.open_logs import LogMemory
-from slurm_watchdog.agent.workers.answer_types import FollowedLogs
-from slurm_watchdog.agent.workers.request_types import Follow
-from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, Process

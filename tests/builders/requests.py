@@ -1,62 +1,58 @@
-"""Requests as workers get them: from JSON, checked for their type, and done by the function in the table."""
+"""Requests as children get them: from JSON, checked for their type, and done by the function in the table."""
 
 from __future__ import annotations
 
-import os
 import types
-from functools import partial
+from collections.abc import Callable
 from typing import Any, cast
 
-import msgspec
+from slurm_watchdog.agent.children.become_user import Kind
+from slurm_watchdog.agent.children.child import Task, decode, encode
+from slurm_watchdog.agent.children.requests import Request, WorkerState, answer_type
+from slurm_watchdog.agent.tasks import TASKS
 
-from slurm_watchdog.agent.context import OWN_TASKS
-from slurm_watchdog.agent.helper.requests import TASKS, Dispatch
-from slurm_watchdog.agent.workers.child import Function, decode, encode
-from slurm_watchdog.agent.workers.request_types import Request, WorkerState, answer_type
-
-
-def check_request(name: str, fields: Any, uid: int, is_here: bool = True, prefixes: tuple[str, ...] = ()) -> None:
-    """What a helper's child of this user checks first. Raises RefusedError."""
-    Dispatch(TASKS, is_here, lambda reason: None, prefixes).check(name, fields, uid)
+BY_NAME = {task.request.task: task for task in TASKS}
 
 
-def do(name: str, fields: Any, worker: WorkerState | None = None) -> Any:
-    """What a worker answers, nobody's rights being checked."""
-    task = OWN_TASKS[name]
-    return task.do(msgspec.convert(fields, task.request), worker or WorkerState())
+def do(name: str, fields: Any, state: WorkerState | None = None) -> Any:
+    """What a child answers, nobody's rights being checked."""
+    task = BY_NAME[name]
+    return task.do(decode(encode(fields), task.request), state or WorkerState())
 
 
-def answer_to(request: Request[Any], worker: WorkerState | None = None) -> Any:
+def answer_to(request: Request[Any], state: WorkerState | None = None) -> Any:
     """The same as it arrives in the agent: through JSON, to and fro."""
-    value = do(request.task, decode(encode(request)), worker)
-    return msgspec.convert(decode(encode(value)), answer_type(type(request)))
-
-
-def parts_of(request: Request[Any]) -> list[Any]:
-    """What a worker of this user sends ahead of the answer."""
-    parts: list[Any] = []
-    do(request.task, decode(encode(request)), WorkerState(own_uid=os.getuid(), send_part=parts.append))
-    return [msgspec.convert(decode(encode(each)), request.part) for each in parts]
+    return decode(encode(do(request.task, request, state)), answer_type(type(request)))
 
 
 class PlainRequest(Request[Any], frozen=True):
     """For functions of a test: `value` is anything."""
 
-    part = Any
     value: Any = None
+
+
+_KINDS: dict[str, type[PlainRequest]] = {}
+
+
+def plain_kind(name: str) -> type[PlainRequest]:
+    if name not in _KINDS:
+        kind = types.new_class(name, (PlainRequest,), {"frozen": True}, lambda body: body.update(task=name))
+        kind.__orig_bases__ = PlainRequest.__orig_bases__  # type: ignore[attr-defined]
+        _KINDS[name] = cast("type[PlainRequest]", kind)
+    return _KINDS[name]
 
 
 def plain_request(name: str, value: Any = None) -> PlainRequest:
     """A request for the function of this name."""
-    kind = types.new_class(name, (PlainRequest,), {"frozen": True}, lambda body: body.update(task=name))
-    return cast("PlainRequest", kind(value))
+    return plain_kind(name)(value)
 
 
-def plain(function: Function) -> Function:
-    """The same for the function itself: it gets the value alone."""
-    return lambda fields, worker: function(fields["value"], worker)
+def plain(function: Callable[[Any, WorkerState], Any], kind: Kind = Kind.OWN, name: str = "") -> Task:
+    """A task of this name that hands the function the value alone."""
+    return Task(plain_kind(name or function.__name__), lambda request, state: function(request.value, state), kind)
 
 
-def functions(*names: str) -> dict[str, Function]:
-    """For a WorkerPool whose workers do these alone."""
-    return {name: partial(do, name) for name in names}
+def tasks(*names: str, **instead: Callable[[Any, WorkerState], Any]) -> tuple[Task, ...]:
+    """Those of the real table; with another function where one is given."""
+    chosen = [BY_NAME[name] for name in (*names, *instead)]
+    return tuple(Task(each.request, instead.get(each.request.task, each.do), each.kind) for each in chosen)

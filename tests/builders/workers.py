@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import WorkerState
-from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.agent.children.become_user import Kind
+from slurm_watchdog.agent.children.children import Answer, Children
+from slurm_watchdog.agent.children.requests import WorkerState
 from slurm_watchdog.base import clock
 from tests.builders.requests import plain, plain_request
+
+SUFFIXES = ((Kind.OWN, ""), (Kind.FILES, "_files"), (Kind.PROCESSES, "_processes"))
 
 
 @dataclass
@@ -42,8 +45,7 @@ def large(args: Any, worker: WorkerState) -> str:
 
 
 def tell(args: Any, worker: WorkerState) -> str:
-    for each in args:
-        worker.send_part(each)
+    for each in worker.each(args):
         time.sleep(each)
     return "all"
 
@@ -53,48 +55,45 @@ def spin(args: Any, worker: WorkerState) -> None:
         pass
 
 
-def babble(args: Any, worker: WorkerState) -> None:
-    while True:
-        worker.send_part("x" * 60_000)
+def leave(args: Any, worker: WorkerState) -> int:
+    """As a dump of stacks does with a program that does not end."""
+    child = subprocess.Popen(["sleep", str(args)])
+    worker.left.append(child.pid)
+    return child.pid
 
 
-FUNCTIONS = {each.__name__: plain(each) for each in (echo, hang, fail, die, large, tell, spin, babble)}
+FUNCTIONS = (echo, hang, fail, die, large, tell, spin, leave)
+TASKS = tuple(plain(each, kind, f"{each.__name__}{suffix}") for each in FUNCTIONS for kind, suffix in SUFFIXES)
 
 
 class Asker:
     def __init__(self, max_workers: int = 3) -> None:
-        self.probes = WorkerPool(FUNCTIONS, max_workers)
+        self.children = Children(TASKS, max_workers)
         self.answers: list[Answer] = []
-        self.parts: list[Any] = []
 
     def ask(self, key: str, function: str, args: Any = None, deadline_s: float = 5.0, uid: int = -1) -> int | None:
-        return self.probes.ask(
-            key,
-            plain_request(function, args),
-            deadline_s,
-            clock.monotonic(),
-            self.answers.append,
-            uid,
-            on_part=self.parts.append,
-        )
+        """As a user: in a child for his files where the key says so, else for his processes."""
+        suffix = "" if uid < 0 else "_files" if key.startswith(("files", "probe")) else "_processes"
+        request = plain_request(f"{function}{suffix}", args)
+        return self.children.ask(key, request, deadline_s, clock.monotonic(), self.answers.append, uid)
 
     def hang(self, key: str, seconds: float = 60.0) -> None:
         """Leaves the worker of `key` hung, once it has begun."""
-        if self.probes.is_free(key):
+        if self.children.is_free(key):
             self.answer(key, "echo")
         request = self.ask(key, "hang", seconds, deadline_s=0.01)
         assert request is not None
         time.sleep(0.02)
-        self.probes.poll(clock.monotonic())
-        assert self.probes.hung_since(key, clock.monotonic()) is not None
+        self.children.poll(clock.monotonic())
+        assert self.children.hung_since(key, clock.monotonic()) is not None
 
     def answer(self, key: str, function: str, args: Any = None, uid: int = -1) -> Answer:
         request = self.ask(key, function, args, uid=uid)
         assert request is not None
-        self.probes.settle(10, [request])
+        self.children.settle(10, [request])
         return self.answers[-1]
 
 
 def everything_of(uid: int) -> list[tuple[str, int]]:
     """A child of every kind that works for a user, on more mounts than there are places."""
-    return [(f"{kind}:/m{n}:{uid}", uid) for n in range(40) for kind in ("files", "probe", "checkpoints", "evidence")]
+    return [(f"{kind}:/m{n}:{uid}", uid) for n in range(40) for kind in ("files", "probe", "look", "stacks")]

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.children.child import limit_address_space
 from slurm_watchdog.agent.collectors.link import links_in, parse_rate, parse_speed, with_rates
 from slurm_watchdog.agent.collectors.usage import (
     parse_file_limit,
@@ -33,7 +34,6 @@ from slurm_watchdog.agent.proc.control_groups import (
     parse_pressure,
     read_group,
 )
-from slurm_watchdog.agent.workers.child import limit_address_space
 from slurm_watchdog.analysis.collective_order import order_of, words_of
 from slurm_watchdog.analysis.ras_records import JobProcesses, ras_records, unreachable
 from slurm_watchdog.diagnose.stacks.places import locate

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from slurm_watchdog.agent.children.children import Children
+from slurm_watchdog.agent.children.requests import WorkerState
 from slurm_watchdog.agent.gpu.reader import GpuReader
-from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import Gpu, HungProbe, NodeEvent
-from tests.builders.requests import do
+from tests.builders.requests import BY_NAME, tasks
 from tests.rig.standin_nvml.standin import Scenario
 
 SHORT_DEADLINE_S = 0.5
@@ -30,13 +30,13 @@ class Node:
         """`hurry`: the first look lists all processes at once, as `--once` does; the daemon takes its time. `limits`
         are the collector's, where they are not its usual ones."""
 
-        def read_gpus(fields: Any, worker: WorkerState) -> Any:
+        def read_gpus(request: Any, state: WorkerState) -> Any:
             if library is not None and scenario is not None:
                 ctypes.CDLL(str(library))
                 os.environ.update(scenario.environment)
-            return do("read_gpus", fields, worker)
+            return BY_NAME["read_gpus"].do(request, state)
 
-        self.probes = WorkerPool({"read_gpus": read_gpus})
+        self.probes = Children(tasks(read_gpus=read_gpus))
         self.gpus = GpuReader(self.probes, **limits)
         if hurry:
             self.gpus.want_processes()

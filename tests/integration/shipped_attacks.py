@@ -13,7 +13,6 @@ from typing import Final
 
 INSTALLED: Final = "/opt/slurm-watchdog"
 PYTHON: Final = f"{INSTALLED}/bin/python3 -P"
-HELPER_SOCKET: Final = "/run/slurm-watchdog-helper/socket"
 
 PRELUDE: Final = r"""
 set -u
@@ -56,19 +55,6 @@ def _python(text: str) -> str:
     return f"{PYTHON} - <<'END'\n{text}\nEND\n"
 
 
-CONNECT = _python(f"""
-import socket
-socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect({HELPER_SOCKET!r})
-""")
-KERNEL_LOG = _python(f"""
-import socket
-helper = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-helper.settimeout(5)
-helper.connect({HELPER_SOCKET!r})
-helper.send(b'["kernel log"]')
-message, descriptors, _, _ = socket.recv_fds(helper, 4096, 1)
-assert message and (descriptors or b"/dev/kmsg" in message)  # the device, or what the kernel of this machine has against it
-""")
 STATUS = _python("""
 import socket
 api = socket.socket(socket.AF_UNIX)
@@ -87,36 +73,12 @@ stream = controllers("wd1", "munge", "slurm-watchdog:", ["http://wd1:9765"])[0].
 stream.send(REPORT, report)
 assert stream.receive()[0] == TAKEN
 """)
-SWITCH = _python(f"""
-import os, pathlib, pwd, socket, subprocess, time
-from slurm_watchdog.agent.workers.spawner import HelperLink
-from slurm_watchdog.agent.workers.child import frame, unframe
-who, ann = pwd.getpwnam("slurm-watchdog-agent"), pwd.getpwnam("ann")
-subprocess.Popen(["setpriv", "--reuid=ann", "--clear-groups", "sleep", "3"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-time.sleep(0.3)  # now Ann has a process on this node, and files there may be touched as her
-os.setgid(who.pw_gid); os.setuid(who.pw_uid)
-link = HelperLink({HELPER_SOCKET!r})
-link.connect(time.monotonic())
-ours, theirs = socket.socketpair()
-link.start("files", ann.pw_uid, theirs.fileno())
-theirs.close()
-path = "/home/ann/.profile.d/x.sh"
-asked = {{"path": path, "node": "wd1", "by": "x", "why": "", "incident": "", "decision": ""}}
-ours.settimeout(5)
-ours.sendall(frame([1, "write_kill_switch", asked]))
-inbox, answers = bytearray(), []
-while not any(each[0] == 1 for each in answers):
-    inbox += ours.recv(65536) or exit("the helper has hung up")
-    answers += unframe(inbox)
-print(answers)
-assert pathlib.Path(path).exists()
-""")
 FILL = "head -c 16M /dev/zero > /run/slurm-watchdog/jobs/1.0/x"
 NAMES = "python3 -c \"[open(f'/run/slurm-watchdog/jobs/1.0/{n}', 'x').close() for n in range(10_000)]\""
 MY_PLACE = "install -d -o eve -m 700 /run/slurm-watchdog/jobs/1.0"
 OFF_RUN = "rm -rf /run/slurm-watchdog/jobs/1.0"
 LOOK = """
-for each in agent helper controller; do
+for each in agent controller; do
     for mine in $(pid $each) $(pgrep -P $(pid $each)); do
         kill -0 $mine 2>&- && head -c 1 /proc/$mine/environ > /dev/null 2>&1 && : < /proc/$mine/mem && exit 0
     done
@@ -131,18 +93,12 @@ PLANTED = """
 cd /home/eve/planted && rm -f owned && slurm-watchdog agent --once > /dev/null 2>&1
 test "$(stat -c %U owned 2>&1)" = root
 """
-PREFIXES = "$ a jobs: {kill_switch_prefixes: [/home]}"
 JOURNAL = "/var/lib/slurm-watchdog"
 
 ROWS: Final = {
     "the journal": Row(f"head -c 1 {JOURNAL}/journal.sqlite > /dev/null", f"chmod 755 {JOURNAL} && chmod 644 {JOURNAL}/journal.sqlite", f"chmod 700 {JOURNAL}; chmod 600 {JOURNAL}/journal.sqlite"),
-    "the agent's state": Row(f"ls {JOURNAL}-agent", f"chmod 755 {JOURNAL}-agent", f"chmod 700 {JOURNAL}-agent"),
+    "the agent's state": Row(": > /run/slurm-watchdog-agent/x", "chmod 777 /run/slurm-watchdog-agent", "rm -f /run/slurm-watchdog-agent/x; chmod 755 /run/slurm-watchdog-agent"),
     "what the controller says": Row(STATUS, "chmod 666 /run/slurm-watchdog/controller.sock", "chmod 660 /run/slurm-watchdog/controller.sock"),
-    "the helper's socket": Row(CONNECT, f"chmod 666 {HELPER_SOCKET}", f"chmod 660 {HELPER_SOCKET}"),
-    "the helper's service": Row(
-        KERNEL_LOG, f"drop_in helper 'ExecStart=\\nExecStart={INSTALLED}/bin/slurm-watchdog helper --agent-user eve'; chmod 666 {HELPER_SOCKET}",
-        f"no_drop_in helper; chmod 660 {HELPER_SOCKET}", given=f"chmod 666 {HELPER_SOCKET}",
-    ),
     "a switch of nobody's": Row("mkdir /run/slurm-watchdog/jobs/2.0", "chmod 1777 /run/slurm-watchdog/jobs", "rm -rf /run/slurm-watchdog/jobs/2.0; chmod 755 /run/slurm-watchdog/jobs"),
     "the socket's place": Row("touch /run/slurm-watchdog/x", "chmod 777 /run/slurm-watchdog", "rm -f /run/slurm-watchdog/x; chmod 755 /run/slurm-watchdog"),
     "bytes in /run": Row(FILL, MY_PLACE, OFF_RUN),
@@ -152,10 +108,6 @@ ROWS: Final = {
     "signals and memory": Row(LOOK, "drop_in agent 'User=eve\\nGroup=eve'", "no_drop_in agent"),
     "a module where root types": Row(PLANTED, "change base/python310.py 's/\"-P\", //'", "restore base/python310.py", by="root", given=PLANT),
     "a report of the node": Row(REPORT, r"configure 's/mode: munge/&, agent_user: eve/' controller", "no_configure controller"),
-    "a switch that is a program": Row(
-        SWITCH, "change model/kill_switch.py '/^def problem_of_path/a\\    return None' && systemctl restart slurm-watchdog-helper", "restore model/kill_switch.py; rm -f /home/ann/.profile.d/x.sh; no_configure helper",
-        by="root", given=f"configure '{PREFIXES}' helper; setpriv --reuid=ann --regid=ann --clear-groups mkdir -p /home/ann/.profile.d",
-    ),
 }  # fmt: skip
 """By what is tried."""
 

@@ -81,7 +81,7 @@ class Node:
         place, port = self.place, self.controller.port
         (self.place / "c.yaml").write_text(
             f"agent: {{node_name: n1, interval: {interval}, controller_url: 'http://127.0.0.1:{port}', metrics_directory: '', "
-            f"kernel_log: '', state_directory: {place}/state, helper_socket: ''}}\nsecurity: {json.dumps(self.controller.munged.security())}\n{more}"
+            f"kernel_log: '', state_directory: {place}/state}}\nsecurity: {json.dumps(self.controller.munged.security())}\n{more}"
         )
 
     def reload(self) -> None:

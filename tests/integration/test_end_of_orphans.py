@@ -1,4 +1,4 @@
-"""Processes that really outlive their Slurm job on a GPU, ended by controller, agent and helper: one ends
+"""Processes that really outlive their Slurm job on a GPU, ended by controller and agent: one ends
 when it is asked, one only when it is killed, one cannot be; other processes that hold a GPU there are not
 touched."""
 
@@ -66,7 +66,7 @@ NAMES = ("quiet", "deaf", "stuck")
 
 
 class Acting(ReportingWatchdog):
-    """A watchdog that may end orphans, on one node: its agent has no right at all, and a helper."""
+    """A watchdog that may end orphans, on one node: its agent has the rights of its unit."""
 
     def __init__(self, cluster: Cluster) -> None:
         place = Path(tempfile.mkdtemp(prefix="stand-in.", dir=cluster.directory))  # one of a failed try may be there

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec import UNSET
 
+from slurm_watchdog.agent.children.answers import GpuRow
 from slurm_watchdog.agent.gpu import reader as gpu_reader
-from slurm_watchdog.agent.workers.answer_types import GpuRow
 from slurm_watchdog.model.observations import Gpu, MigInstance
 from tests.integration.gpu_node import Node, read
 from tests.rig.standin_nvml import standin

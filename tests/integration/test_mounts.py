@@ -14,16 +14,17 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.agent.children.children import Children
 from slurm_watchdog.agent.collectors.checkpoint import CheckpointSchedule
-from slurm_watchdog.agent.context import OWN_TASKS
 from slurm_watchdog.agent.files.mount_probing import MountProber, ProbeTarget, wanted_mounts
 from slurm_watchdog.agent.logs.job_logs import JobLogs
-from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.proc.table import ProcessTable
+from slurm_watchdog.agent.processes.user_looks import UserLooks
+from slurm_watchdog.agent.tasks import TASKS
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.mounts import read_mounts
 from slurm_watchdog.model.observations import Checkpoint, Event, MountProbe
 from slurm_watchdog.model.protocol import JobWatch
-from tests.builders.requests import functions
 from tests.integration.silent_server import NOBODY, Silent, unmount
 from tests.rig.filesystems import set_frozen
 
@@ -31,8 +32,8 @@ DEADLINE_S = 0.5
 
 
 @pytest.fixture
-def probes() -> Iterator[WorkerPool]:
-    probes = WorkerPool(functions(*OWN_TASKS))
+def probes() -> Iterator[Children]:
+    probes = Children(TASKS)
     yield probes
     probes.close()
 
@@ -55,7 +56,7 @@ def ext4(place: Path) -> Iterator[Path]:
 class Looks:
     """A collector with real children, asked as fast as the test wants."""
 
-    probes: WorkerPool
+    probes: Children
     collector: MountProber
     wanted: dict[str, ProbeTarget]
 
@@ -75,19 +76,19 @@ class Looks:
         return self.until(bool)[0]
 
 
-def looks(probes: WorkerPool, directory: Path, write: bool = False, uid: int = NOBODY) -> Looks:
+def looks(probes: Children, directory: Path, write: bool = False, uid: int = NOBODY) -> Looks:
     wanted = wanted_mounts([(str(directory), uid)], read_mounts())
     assert list(wanted) == [str(directory)]
     write_on = frozenset(wanted) if write else frozenset[str]()
     return Looks(probes, MountProber(probes, "n1", 0.2, write_on, stagger=False), wanted)
 
 
-def children_of(probes: WorkerPool) -> int:
-    text = Path(f"/proc/{probes.spawner_pid}/task/{probes.spawner_pid}/children").read_text()
-    return len(text.split())
+def children_of(probes: Children) -> int:
+    probes.poll(clock.monotonic())
+    return len(probes.pids())
 
 
-def test_a_healthy_mount_answers_a_look_and_a_write_and_nothing_is_left_there(probes: WorkerPool, ext4: Path) -> None:
+def test_a_healthy_mount_answers_a_look_and_a_write_and_nothing_is_left_there(probes: Children, ext4: Path) -> None:
     row = looks(probes, ext4).row()
     assert (row.mount, row.responding, row.error, row.wrote) == (str(ext4), True, None, False)
     assert row.fs_type == "ext4"
@@ -100,7 +101,7 @@ def test_a_healthy_mount_answers_a_look_and_a_write_and_nothing_is_left_there(pr
 
 
 def test_a_frozen_filesystem_answers_a_look_and_not_a_write_and_its_return_is_told_once(
-    probes: WorkerPool, ext4: Path
+    probes: Children, ext4: Path
 ) -> None:
     reading, writing = looks(probes, ext4), looks(probes, ext4, write=True)
     assert reading.row().responding
@@ -121,7 +122,7 @@ def test_a_frozen_filesystem_answers_a_look_and_not_a_write_and_its_return_is_to
     assert os.listdir(ext4) == ["lost+found"]
 
 
-def test_a_look_is_not_answered_from_the_clients_memory(probes: WorkerPool, fuse: Silent) -> None:
+def test_a_look_is_not_answered_from_the_clients_memory(probes: Children, fuse: Silent) -> None:
     reading = looks(probes, fuse.point)
     row = reading.row()
     assert (row.responding, row.error, row.fs_type) == (True, None, "fuse.silent")
@@ -138,7 +139,7 @@ def test_a_look_is_not_answered_from_the_clients_memory(probes: WorkerPool, fuse
     assert reading.row().error is None
 
 
-def test_a_server_that_is_gone_for_good_is_no_mount_that_answers(probes: WorkerPool, fuse: Silent) -> None:
+def test_a_server_that_is_gone_for_good_is_no_mount_that_answers(probes: Children, fuse: Silent) -> None:
     reading = looks(probes, fuse.point)
     assert reading.row().responding
     fuse.server.kill()
@@ -148,7 +149,7 @@ def test_a_server_that_is_gone_for_good_is_no_mount_that_answers(probes: WorkerP
 
 
 def test_a_look_is_at_the_mount_point_and_a_users_closed_or_missing_directory_says_nothing_of_it(
-    probes: WorkerPool, ext4: Path
+    probes: Children, ext4: Path
 ) -> None:
     closed = ext4 / "closed"
     closed.mkdir(mode=0o700)
@@ -158,7 +159,7 @@ def test_a_look_is_at_the_mount_point_and_a_users_closed_or_missing_directory_sa
         assert (row.responding, row.error) == (True, None)
 
 
-def test_a_mount_that_became_read_only_says_so(probes: WorkerPool, ext4: Path) -> None:
+def test_a_mount_that_became_read_only_says_so(probes: Children, ext4: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(ext4)], check=True, timeout=180)
     assert looks(probes, ext4).row().error is None
     row = looks(probes, ext4, write=True).row()
@@ -180,9 +181,9 @@ def put_checkpoint(directory: Path, step: int) -> None:
 class Ticks:
     """The agent's logs and checkpoints with real children, for one job of nobody."""
 
-    def __init__(self, probes: WorkerPool, *directories: Path):
+    def __init__(self, probes: Children, *directories: Path):
         self.probes = probes
-        self.logs = JobLogs(probes, read_mounts(), "n1", (), become_owner=True)
+        self.logs = JobLogs(UserLooks(probes, ProcessTable()), read_mounts(), "n1", (), become_owner=True)
         self.logs.here.hear([JobWatch(job_id="7", restarts=0, uid=NOBODY)])
         self.collector = CheckpointSchedule(probes, self.logs, 0.2)
         self.directories = {"7": tuple(map(str, directories))}
@@ -206,7 +207,7 @@ class Ticks:
 
 
 def test_checkpoints_on_a_silent_server_hold_up_nobody_and_are_read_again_when_it_speaks(
-    probes: WorkerPool, ext4: Path, fuse: Silent
+    probes: Children, ext4: Path, fuse: Silent
 ) -> None:
     put_checkpoint(ext4 / "ckpt", 100)
     ticks = Ticks(probes, ext4 / "ckpt", fuse.point)
@@ -224,7 +225,7 @@ def test_checkpoints_on_a_silent_server_hold_up_nobody_and_are_read_again_when_i
     ticks.until(lambda rows: rows[there].error is None)
 
 
-def test_checkpoints_on_a_frozen_filesystem_can_still_be_read(probes: WorkerPool, ext4: Path) -> None:
+def test_checkpoints_on_a_frozen_filesystem_can_still_be_read(probes: Children, ext4: Path) -> None:
     put_checkpoint(ext4 / "ckpt", 100)
     set_frozen(ext4, True)
     ticks = Ticks(probes, ext4 / "ckpt")
@@ -232,7 +233,7 @@ def test_checkpoints_on_a_frozen_filesystem_can_still_be_read(probes: WorkerPool
     assert [row.step for row in rows.values()] == [100]
 
 
-def test_a_link_to_another_mount_is_asked_of_that_mounts_child(probes: WorkerPool, ext4: Path, fuse: Silent) -> None:
+def test_a_link_to_another_mount_is_asked_of_that_mounts_child(probes: Children, ext4: Path, fuse: Silent) -> None:
     put_checkpoint(ext4 / "real", 100)
     link = ext4.parent / "link"
     link.symlink_to(ext4 / "real")
@@ -247,7 +248,7 @@ def test_a_link_to_another_mount_is_asked_of_that_mounts_child(probes: WorkerPoo
     fuse.speak()
 
 
-def test_a_directory_is_read_as_the_jobs_owner_and_not_as_root(probes: WorkerPool, ext4: Path) -> None:
+def test_a_directory_is_read_as_the_jobs_owner_and_not_as_root(probes: Children, ext4: Path) -> None:
     put_checkpoint(ext4 / "closed", 100)
     os.chown(ext4 / "closed", 0, 0)
     (ext4 / "closed").chmod(0o700)

@@ -47,21 +47,19 @@ while (!-e $go) { select(undef, undef, undef, 0.1); }
 WATCHER = r"""
 import json, os, sys, time
 from slurm_watchdog.base import clock
-from slurm_watchdog.agent.helper.requests import Dispatch
-from slurm_watchdog.agent.context import OWN_TASKS
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
-from slurm_watchdog.agent.processes.reader import ProcessReader
-from slurm_watchdog.base.mounts import read_mounts
-from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.processes import thread_calls
+from tests.builders.readers import reader
 from slurm_watchdog.model.observations import Gpu
 devices, jobs, grace_s, interval_s = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
-probes = WorkerPool(Dispatch(OWN_TASKS, True, print, own=os.getuid()))
-processes = ProcessReader(probes, read_mounts)
-holders = OrphanGpuProcesses(probes, grace_s, devices=devices)
+thread_calls.DEVICES = devices
+processes = reader()
+children = processes.looks.children
+holders = OrphanGpuProcesses(children, grace_s, processes.reads.devices_of, devices=devices)
 gpus = (Gpu(uuid="GPU-a", index=1, minor=0), Gpu(uuid="GPU-b", index=0, minor=1))
 while True:
     now = clock.monotonic()
-    probes.poll(now)
+    children.poll(now)
     members = processes.collect(now, 5.0)
     running = json.load(open(jobs))
     found = holders.collect(now, processes.table.entries, processes.ours, gpus, None if running is None else frozenset(running))

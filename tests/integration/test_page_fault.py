@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.agent.children.requests import BlockedCall, ResolveCalls, WorkerState
 from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads
 from slurm_watchdog.agent.proc.files import read_file, read_stat
 from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, describe_blocked
-from slurm_watchdog.agent.workers.request_types import BlockedCall, ResolveCalls
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.knowledge.syscalls import PAGE_FAULT
-from tests.builders.requests import parts_of
+from tests.builders.requests import answer_to
 from tests.integration.silent_server import NOBODY, Silent
 
 READER = """
@@ -47,7 +47,7 @@ def reader(fuse: Silent) -> Iterator[subprocess.Popen[str]]:
 
 def followed(pid: int) -> BlockedCallHistory:
     """What is followed of its main thread once it was seen there three times."""
-    threads, start = BlockedThreads("x86_64", read_file), read_stat(pid).start_ticks
+    threads, start = BlockedThreads("x86_64", read_file, lambda *_: (), lambda *_: None), read_stat(pid).start_ticks
     end = clock.monotonic() + 15.0
     while clock.monotonic() < end:
         threads.look([(pid, start, read_stat(pid).state)], clock.monotonic())
@@ -69,7 +69,7 @@ def test_a_page_fault_on_a_silent_server_is_told_with_its_mount_and_file_and_is_
     track = followed(reader.pid)
     assert (track.syscall, track.path) == (PAGE_FAULT, None)
     call = BlockedCall(reader.pid, reader.pid, track.syscall, list(track.call.args))
-    (found,) = parts_of(ResolveCalls([call]))
+    (found,) = answer_to(ResolveCalls([call]), WorkerState(NOBODY))
     track.target = found.target
     blocked = describe_blocked(reader.pid, track, clock.monotonic())
     assert (blocked.mount, blocked.fs_type, blocked.candidates) == (str(fuse.point), "fuse.silent", ())

@@ -15,12 +15,9 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.agent.helper.requests import TASKS, Dispatch
-from slurm_watchdog.agent.processes.reader import ProcessReader
-from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock
-from slurm_watchdog.base.mounts import read_mounts
 from slurm_watchdog.model.observations import Process, Role
+from tests.builders.readers import reader, serving
 from tests.memory_lock import MemoryLockHolder, is_memory_locked
 from tests.rig.cluster import Cluster
 from tests.rig.filesystems import set_frozen
@@ -57,15 +54,15 @@ class Looks:
     """Ticks of the collector, each of which has to come back."""
 
     def __init__(self) -> None:
-        self.probes = WorkerPool(Dispatch(TASKS, True, print, own=os.getuid()))
-        self.collector = ProcessReader(self.probes, read_mounts, owners={JOB: os.getuid()})
+        self.collector = reader({JOB: os.getuid()})
+        self.children = self.collector.looks.children
         self.started: list[subprocess.Popen[bytes]] = []
         self.watched: set[int] = set()
 
     def tick(self) -> dict[int, Process]:
         time.sleep(INTERVAL_S)
         began = clock.monotonic()
-        self.probes.poll(began)
+        self.children.poll(began)
         processes = self.collector.collect(began, DEADLINE_S)
         assert clock.monotonic() - began < 5.0, "a look that blocks"
         return {process.pid: process for process in processes if process.job_id == JOB}
@@ -79,7 +76,7 @@ class Looks:
 
     def hung(self) -> list[str]:
         """Names of the children that hang, but for those on processes of this machine that no test here started."""
-        names = sorted(probe.probe for probe in self.probes.hung(clock.monotonic()))
+        names = sorted(probe.probe for probe in self.children.hung(clock.monotonic()))
         return [name for name in names if not name[-1].isdigit() or int(name.rpartition(":")[2]) in self.watched]
 
     def rank(self, rank: int, *argv: str) -> int:
@@ -91,12 +88,14 @@ class Looks:
 
 @pytest.fixture
 def looks() -> Iterator[Looks]:
-    looks = Looks()
-    yield looks
-    for process in looks.started:
-        process.kill()
-        process.wait(timeout=180)
-    looks.probes.close()
+    with serving(os.getuid()):
+        looks = Looks()
+        yield looks
+        for process in looks.started:
+            process.kill()
+            process.wait(timeout=180)
+        looks.children.close()
+        looks.collector.table.close()
 
 
 def test_one_held_memory_lock_keeps_nobody_else_from_being_identified(looks: Looks, filesystem: Path) -> None:
@@ -108,12 +107,12 @@ def test_one_held_memory_lock_keeps_nobody_else_from_being_identified(looks: Loo
         others = {looks.rank(rank) for rank in (1, 2, 3)}
         found = looks.until(lambda found: others <= found.keys() and looks.hung())
         assert {found[pid].rank for pid in others} == {1, 2, 3}
-        assert looks.hung() == [f"identify:{holder.pid}"]
+        assert looks.hung() == [f"look:0:{holder.pid}"]
         late = looks.rank(4)
         looks.until(lambda found: late in found)
         for _ in range(10):  # and it stays one child, however long it lasts
             looks.tick()
-        assert looks.hung() == [f"identify:{holder.pid}"]
+        assert looks.hung() == [f"look:0:{holder.pid}"]
         assert is_memory_locked(holder.pid)
         set_frozen(filesystem, False)
         found = looks.until(lambda found: holder.pid in found, ticks=300)
@@ -135,7 +134,7 @@ def test_a_rank_that_is_known_is_still_seen_with_its_memory_locked_and_its_threa
         assert process.blocked is not None
         assert process.blocked.state == "D"
         assert process.blocked.thread_id != holder.pid
-        assert not [name for name in looks.hung() if name != f"identify:{holder.pid}"]
+        assert not [name for name in looks.hung() if name != f"look:0:{holder.pid}"]
         set_frozen(filesystem, False)
 
 
@@ -188,6 +187,69 @@ STARTER = (
 )
 
 
+LATE_EXEC = r"""
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+static volatile char *page;
+static char stack[1 << 16];
+static void after(void *go, int seconds) { while (access(go, F_OK)) usleep(20000); sleep(seconds); }
+static void *fault(void *go) { after(go, 0); page[0] = 1; return 0; }
+static void *map(void *go) { after(go, 1); mmap(0, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); return 0; }
+static int late(void *go) { after(go, 2); execl("/bin/sleep", "sleep", "99", (char *)0); return 1; }
+int main(int argc, char **argv) {
+    pthread_t first, second;
+    int fd = open(argv[1], O_RDWR | O_CREAT, 0600);
+    if (ftruncate(fd, 4096)) return 1;
+    page = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    pthread_create(&first, 0, fault, argv[2]);
+    pthread_create(&second, 0, map, argv[2]);
+    printf("%d\n", clone(late, stack + sizeof stack, CLONE_VM | SIGCHLD, argv[2])); fflush(stdout);
+    for (;;) pause();
+}
+"""
+"""A process that is met, and then waits in execve for its memory, whose lock a page fault of its parent's holds (N0)."""
+
+
+def test_a_process_that_is_known_and_enters_execve_behind_a_held_lock_stops_no_look(
+    looks: Looks, filesystem: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "late.c").write_text(LATE_EXEC)
+    program, go = str(tmp_path / "python3"), tmp_path / "go"
+    subprocess.run(["cc", "-O1", "-pthread", "-o", program, str(tmp_path / "late.c")], check=True, timeout=60)
+    parent = subprocess.Popen(
+        [program, str(filesystem / "mapped"), str(go)], env={**os.environ, **environment(0)}, stdout=subprocess.PIPE
+    )
+    looks.started.append(parent)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    looks.watched |= {parent.pid, child}
+    looks.until(lambda found: {parent.pid, child} <= found.keys())
+    set_frozen(filesystem, True)
+    go.touch()
+    time.sleep(3.0)
+    assert is_memory_locked(parent.pid)
+    other = looks.rank(7)
+    try:
+        found = looks.until(lambda found: other in found and looks.hung(), ticks=100)
+        assert found[child].comm in ("python3", "sleep") and len(looks.hung()) <= 2
+        for _ in range(10):
+            found = looks.tick()
+        assert {parent.pid, child, other} <= found.keys(), "it is there, whatever is not known of it"
+    finally:
+        set_frozen(filesystem, False)
+        os.kill(child, 9)
+        parent.kill()
+        parent.wait(20)
+    looks.until(lambda found: (child not in found or found[child].state == "Z") and not looks.hung())
+
+
 def children_of(pid: int) -> set[int]:
     """By `status`, which never blocks."""
     found = set()
@@ -230,10 +292,10 @@ def test_a_child_that_waits_in_execve_for_a_locked_memory_stops_no_look(
     try:
         late = looks.rank(5)
         looks.until(lambda found: late in found)
-        found = looks.until(lambda _: looks.hung() == [f"identify:{child}"])
+        found = looks.until(lambda _: looks.hung() == [f"look:0:{child}"])
         for _ in range(10):
             found = looks.tick()
-        assert looks.hung() == [f"identify:{child}"]
+        assert looks.hung() == [f"look:0:{child}"]
         assert found[parent.pid].role is Role.RANK
         assert child not in found
         set_frozen(filesystem, False)
@@ -323,17 +385,19 @@ def test_proc_is_listed_when_something_was_started_and_otherwise_seldom() -> Non
 LOOK = """
 import json, time
 from slurm_watchdog.base import clock
-from slurm_watchdog.agent.helper.requests import TASKS, Dispatch
 from slurm_watchdog.agent.processes.reader import ProcessReader
+from slurm_watchdog.agent.tasks import TASKS
+from slurm_watchdog.agent.proc.table import ProcessTable
+from slurm_watchdog.agent.processes.user_looks import UserLooks
 from slurm_watchdog.base.mounts import read_mounts
-from slurm_watchdog.agent.workers.pool import WorkerPool
-probes = WorkerPool(Dispatch(TASKS, True, print))
-collector = ProcessReader(probes, read_mounts)
+from slurm_watchdog.agent.children.children import Children
+probes = Children(TASKS)
+collector = ProcessReader(UserLooks(probes, ProcessTable()), read_mounts)
 for _ in range(3):
     processes = collector.collect(clock.monotonic(), 5.0)
     time.sleep(0.3)
 print(json.dumps([[p.job_id, p.role, p.rank, p.local_rank, p.world_size, p.comm, p.container_pid, p.uid] for p in processes]))
-probes.close()
+collector.looks.children.close()
 """
 CONTAINER = "unshare --user --map-root-user --pid --fork --kill-child --mount-proc"
 """As enroot, pyxis and apptainer do it: the user is root in there, and himself for the host."""

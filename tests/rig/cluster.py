@@ -60,7 +60,7 @@ from tests.rig.filesystems import empty, make_filesystem, set_frozen
 from tests.rig.node_process import NodeProcess
 from tests.rig.patience import Patience
 from tests.rig.process_facts import children, signals_held, start_time_ticks
-from tests.rig.rights import AGENT_UID, HELPER_UID, USER, USER_UID, Place, bind_parts, ensure_user, furnish
+from tests.rig.rights import AGENT_UID, USER, USER_UID, Place, bind_parts, ensure_user, furnish
 
 # --- leftovers --------------------------------------------------------------------------------------------------------
 
@@ -359,9 +359,7 @@ class Cluster:
             "--uts",
         ]
         argv += ["--pid", "--fork", "--kill-child", "--mount-proc", "bash", f"{self.directory}/node-init"]
-        outer = self._spawn(
-            node, [*argv, node, str(self.directory), f"/tmp/{self._prefix}", str(HELPER_UID), str(AGENT_UID)]
-        )
+        outer = self._spawn(node, [*argv, node, str(self.directory), f"/tmp/{self._prefix}", str(AGENT_UID)])
         if not wait_until(lambda: children(outer.pid) or outer.poll() is not None, 10, 0.005) or outer.poll():
             raise ClusterError(f"node {node} did not start\n{self.log_tail(node)}")
         self._inits[node] = children(outer.pid)[0]

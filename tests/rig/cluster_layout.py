@@ -16,9 +16,8 @@ node=$1 dir=$2 family=$3
 echo "$node" >/proc/sys/kernel/hostname
 umount --recursive --lazy /run/netns || true  # else this node would keep other nodes' networks alive
 mount -t tmpfs -o mode=755 tmpfs /run
-mkdir -p /run/lock /run/slurm-watchdog/jobs /run/slurm-watchdog-helper
-chown "$4" /run/slurm-watchdog-helper
-chown "$5" /run/slurm-watchdog/jobs
+mkdir -p /run/lock /run/slurm-watchdog/jobs
+chown "$4" /run/slurm-watchdog/jobs
 mount --bind "$dir/hosts" /etc/hosts
 # No name server is in reach of these networks: a program that asks one that is configured waits 10 s, as each start of torch did.
 [ ! -e /etc/resolv.conf ] || mount --bind "$dir/resolv.conf" /etc/resolv.conf

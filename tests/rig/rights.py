@@ -1,7 +1,6 @@
-"""Who the watchdog's services are on a demo cluster, as their units have it: an agent without a right, a
-helper with a few.
+"""Who the watchdog's agent is on a demo cluster, as its unit has it: a user of its own with a few capabilities.
 
-Neither may enter the home of the user who starts them, where interpreter and checkout may lie: those are
+It may not enter the home of the user who starts it, where interpreter and checkout may lie: those are
 bound under a path that is open to all (`Place`). Standard library only.
 """
 
@@ -19,13 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-CAPABILITIES = ("sys_ptrace", "dac_read_search", "syslog", "setuid", "setgid", "kill")
-"""As in systemd/slurm-watchdog-helper.service: a test compares them."""
-HELPER_UID, AGENT_UID = 64981, 64982
+CAPABILITIES = ("setuid", "setgid", "sys_ptrace", "kill", "syslog")
+"""As in systemd/slurm-watchdog-agent.service: a test compares them."""
+AGENT_UID = 64982
 """Of nobody else here."""
 USER, USER_UID = "swd-trainer", 60983
 """Whose jobs are, where nobody else is named: an ordinary user."""
-HELPER_SOCKET = Path("/run/slurm-watchdog-helper/socket")
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -134,13 +132,7 @@ def ensure_user(name: str, uid: int) -> None:
     pwd.getpwnam(name)
 
 
-def helper_command(where: Place, socket: Path = HELPER_SOCKET, prefixes: Sequence[str] = ()) -> list[str]:
-    """The helper of AGENT_UID, as its user."""
-    words = ("-m", "slurm_watchdog.agent.helper", str(socket), str(AGENT_UID), *prefixes)
-    return where.command(HELPER_UID, (*CAPABILITIES, "chown"), *words)  # chown: for its socket, which systemd makes
-
-
 def agent_command(where: Place, *words: str) -> list[str]:
-    """`slurm-watchdog agent …`, as a user without a capability."""
+    """`slurm-watchdog agent …`, as its user with its capabilities."""
     program = "import sys; from slurm_watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
-    return where.command(AGENT_UID, (), "-c", program, "agent", *words)
+    return where.command(AGENT_UID, CAPABILITIES, "-c", program, "agent", *words)

@@ -29,7 +29,7 @@ from typing import IO, Any
 
 from tests.rig.cluster import Cluster
 from tests.rig.patience import Patience, busyness
-from tests.rig.rights import AGENT_UID, HELPER_SOCKET, agent_command, helper_command
+from tests.rig.rights import AGENT_UID, agent_command
 from tests.rig.slack_receiver import SlackReceiver
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,7 +134,6 @@ class Watchdog:
         self.socket = str(self.directory / "controller.sock")
         self.controller: subprocess.Popen[bytes] | None = None
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
-        self.helpers: dict[str, subprocess.Popen[bytes]] = {}
         self._env = dict(cluster.env) | dict(controller_env or {})
         self._agent_env, self.pace = agent_env, pace
         base: Mapping[str, Mapping[str, Any]] = {} if shipped else QUICK
@@ -154,7 +153,6 @@ class Watchdog:
             "agent": {
                 "controller_url": f"http://{address}:{PORT}",
                 "state_directory": "",
-                "helper_socket": str(HELPER_SOCKET),
             },
             "jobs": {"kill_switch_prefixes": [str(self.cluster.shared)]},
             "controller": {
@@ -187,8 +185,6 @@ class Watchdog:
         """Starts everything, and waits until every agent has reported; leaves it up where that takes too long."""
         self.start_controller()
         for node in self.nodes:
-            self.start_helper(node)
-        for node in self.nodes:
             self.start_agent(node)
         self.wait_for(
             lambda: set(self.status()["nodes"]["reporting"]) >= set(self.nodes),
@@ -203,10 +199,9 @@ class Watchdog:
         """Stops everything, frozen or not; idempotent."""
         self.cluster.thaw()
         controller = [self.controller] if self.controller else []
-        for process in [*self.agents.values(), *self.helpers.values(), *controller]:
+        for process in [*self.agents.values(), *controller]:
             _stop(process)
         self.agents.clear()
-        self.helpers.clear()
         self.controller = None
         self.slack.close()
 
@@ -225,26 +220,8 @@ class Watchdog:
         self.controller.kill()
         self.controller.wait(timeout=10)
 
-    def start_helper(self, node: str) -> None:
-        """What takes rights there: as its unit starts it, nobody in particular with a few capabilities."""
-        with contextlib.suppress(OSError):
-            self.cluster.node_path(node, HELPER_SOCKET).unlink()
-        with self._log(f"helper-{node}").open("ab") as log:
-            self.helpers[node] = self.cluster.node_popen(
-                node,
-                helper_command(self.cluster.place, prefixes=[str(self.cluster.shared)]),
-                cwd="/",
-                env=dict(self.cluster.env) | dict(self.cluster.place.environment),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-
     def start_agent(self, node: str, *words: str, stdout: IO[bytes] | None = None) -> None:
-        """As its unit starts it: without a right; its helper first, if that is not there."""
-        if node not in self.helpers or self.helpers[node].poll() is not None:
-            self.start_helper(node)
-        self.wait_for(self.cluster.node_path(node, HELPER_SOCKET).exists, COMES_UP_S, f"the helper of {node} to listen")
+        """As its unit starts it: nobody in particular with a few capabilities."""
         own = self._agent_env(node) if self._agent_env is not None else {}
         environment = dict(self.cluster.env) | dict(self.cluster.place.environment) | {"SLURMD_NODENAME": node}
         with self._log(f"agent-{node}").open("ab") as log:
@@ -344,8 +321,7 @@ class Watchdog:
                     return value
             time.sleep(0.2)
         logs = "\n".join(
-            f"--- {name}\n{self.log_tail(name)}"
-            for name in ("controller", *(f"{kind}-{n}" for n in self.nodes for kind in ("helper", "agent")))
+            f"--- {name}\n{self.log_tail(name)}" for name in ("controller", *(f"agent-{n}" for n in self.nodes))
         )
         raise WatchdogError(f"waited {timeout_s:g} s for {what or condition}\n{logs}")
 

@@ -17,18 +17,18 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.commands import Commands, OwnSwitches, Refused
-from slurm_watchdog.agent.courier.streams import ANSWER_S
-from slurm_watchdog.agent.delivery.replies import parse_reply
-from slurm_watchdog.agent.delivery.sender import backoff_s
-from slurm_watchdog.agent.delivery.spool import Spool
-from slurm_watchdog.agent.workers.request_types import (
+from slurm_watchdog.agent.children.children import Answer
+from slurm_watchdog.agent.children.requests import (
     DumpProcessStacks,
     KillSwitch,
     Request,
     WriteSwitch,
 )
-from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.agent.commands import Commands, OwnSwitches, Refused
+from slurm_watchdog.agent.courier.streams import ANSWER_S
+from slurm_watchdog.agent.delivery.replies import parse_reply
+from slurm_watchdog.agent.delivery.sender import backoff_s
+from slurm_watchdog.agent.delivery.spool import Spool
 from slurm_watchdog.model.evidence import NodeEvidence, ProcessStack, RankEvidence, StackDump, ThreadState
 from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.observations import Event, EventKind, MountProbe, Role
@@ -60,7 +60,7 @@ class Network:
 
 
 class _Children:
-    """In the place of agent.workers.pool.WorkerPool: answers a moment later, from the cluster."""
+    """In the place of the agent's Children: answers a moment later, from the cluster."""
 
     def __init__(self, agent: Agent):
         self._agent = agent
@@ -69,12 +69,15 @@ class _Children:
     def hung_since(self, key: str, now: float) -> float | None:
         return None
 
+    def room(self, uid: int) -> int:
+        return 4
+
     def settle(self, seconds: float, requests: Iterable[int]) -> None:
         pass
 
     def ask(
         self, key: str, request: Request[Any], deadline_s: float, now: float, then: Callable[[Answer[Any]], None],
-        uid: int = -1,
+        uid: int = -1, **_: Any,
     ) -> int | None:  # fmt: skip
         self._count += 1
         number, agent = self._count, self._agent

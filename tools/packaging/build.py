@@ -43,7 +43,7 @@ RELATIONS = {
     parts.CONTROLLER: "Depends: {node} (= {version})\nReplaces: {node} (<< {version})",
 }
 PART = {
-    parts.NODE: "The package for compute nodes: the agent, its helper and courier, and `run`.",
+    parts.NODE: "The package for compute nodes: the agent, its courier, and `run`.",
     parts.CONTROLLER: "On top of slurm-watchdog, for management and login nodes and for `run` on\n"
     " one's own: the command line, and the controller.",
 }

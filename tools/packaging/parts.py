@@ -17,7 +17,7 @@ NODE, CONTROLLER = "slurm-watchdog", "slurm-watchdog-controller"
 PACKAGE = "slurm_watchdog"
 COMMANDS = ("services", "run", "doctor")
 """Of cli/: what is typed or started on a compute node."""
-PROGRAMS = ("cli.main", "agent.__main__", "agent.courier.process", "agent.helper.__main__", "agent.validate_config")
+PROGRAMS = ("cli.main", "agent.__main__", "agent.courier.process", "agent.validate_config")
 """Started as programs of their own (`run_module`), which no import shows."""
 NODE_SHARE = ("LICENSE", "config.example.yaml", "systemd", "deploy/config.yaml", "deploy/slurm")
 """Below share/; the rest are pages and files for the management node."""

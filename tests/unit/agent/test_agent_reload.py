@@ -14,22 +14,22 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.children.become_user import Kind
+from slurm_watchdog.agent.children.children import Children, HungChild
+from slurm_watchdog.agent.children.requests import Follow, WorkerState
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses, OrphanMemory
 from slurm_watchdog.agent.logs.open_logs import LogMemory
 from slurm_watchdog.agent.memory import FILE, LIFETIME_S, Memory, MemoryFile
 from slurm_watchdog.agent.proc.entry import Entry, JobMember, JobStep, ProcessFacts, Stat
 from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, SystemCall
-from slurm_watchdog.agent.processes.identity_cache import UnidentifiedProcess
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import ProcessMemory
 from slurm_watchdog.agent.reload import COMMANDS_S, DEADLINE_S, Reload
 from slurm_watchdog.agent.settings import NO_CONTROLLER, Settings, settings_of
 from slurm_watchdog.agent.sums import NodeSums
+from slurm_watchdog.agent.tasks import TASKS
 from slurm_watchdog.agent.validate_config import why_not
-from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import Follow, WorkerState
-from slurm_watchdog.agent.workers.worker import HungWorker, start_of
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.config.loading import parse_config
@@ -37,7 +37,7 @@ from slurm_watchdog.model.observations import Event, EventKind, Gpu, LogFile, Pr
 from slurm_watchdog.model.protocol import JobWatch
 from slurm_watchdog.model.report import Report
 from tests.builders.gpu_node import GRACE_S, Node
-from tests.builders.requests import plain_request
+from tests.builders.requests import plain, plain_request, tasks
 
 MODEST = settings_of(parse_config("agent: {controller_url: 'http://m:1', state_directory: ''}"))
 
@@ -195,22 +195,11 @@ def test_all_that_an_agent_knew_comes_back_as_it_was_odd_names_included(
     jobs.hear((JobWatch(job_id="4", uid=1000, restarts=0),), ("4",), 98.0)
     memory = Memory(
         kernel_log=7,
-        hung=(
-            HungWorker(
-                key=f"files:{odd}:1000",
-                uid=1000,
-                asked_at=1.0,
-                deadline=2.0,
-                hung=True,
-                pid=9,
-                start_ticks=90,
-                helped=True,
-            ),
-        ),
+        hung=(HungChild(key=f"files:{odd}:1000", uid=1000, kind=Kind.FILES, asked_at=1.0, pid=9),),
         reports=(Waiting(5.0, 3, b'{"a":1}'),),
         processes=ProcessMemory(
             entries=(Entry(known, stat, 5, 1, JobMember("4", "0", Role.RANK, 3), 90.0),),
-            stuck={7: UnidentifiedProcess("identify:7", True)},
+            stuck={7: "look:1000:7"},
             tracks=(((7, 70, 7), track),),
         ),
         logs=LogMemory(
@@ -290,6 +279,9 @@ def test_reports_that_wait_go_over_within_the_bounds_of_the_new_spool() -> None:
     assert ([each.sequence for each in after.left()], after.size, after.dropped) == ([2, 3, 4], 30, 2)
 
 
+NAMED = "import signal; open('/proc/self/comm', 'w').write('swd files'); print(flush=True); signal.pause()"
+
+
 def wait_in_d(args: object, worker: WorkerState) -> None:
     """In place of a call that does not return: nothing ends it but a signal."""
     signal.pause()
@@ -299,13 +291,11 @@ def test_what_a_child_hangs_on_is_not_touched_by_the_next_agent_until_that_child
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
-    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as child:
+    with subprocess.Popen([sys.executable, "-c", NAMED], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline()
         now = clock.monotonic()
-        left = HungWorker(
-            key="files:/shared:1000", uid=1000, asked_at=now - 500, deadline=now - 490, hung=True, pid=child.pid,
-            start_ticks=start_of(child.pid), helped=True,
-        )  # fmt: skip
-        probes = WorkerPool({}, former=[left])
+        left = HungChild(key="files:/shared:1000", uid=1000, kind=Kind.FILES, asked_at=now - 500, pid=child.pid)
+        probes = Children(TASKS, former=[left])
         try:
             probes.poll(now)
             assert probes.hung_since("files:/shared:1000", now) == pytest.approx(500)
@@ -321,17 +311,17 @@ def test_what_a_child_hangs_on_is_not_touched_by_the_next_agent_until_that_child
 
 
 def test_children_that_were_asked_a_moment_ago_end_with_their_agent_and_those_at_work_are_known_to_the_next() -> None:
-    before = WorkerPool({"wait": wait_in_d})
+    before = Children((plain(wait_in_d),))
     now = clock.monotonic()
-    before.ask("probe:/a", plain_request("wait", 600.0), 300.0, now, lambda answer: None)
+    before.ask("probe:/a", plain_request("wait_in_d", 600.0), 300.0, now, lambda answer: None)
     while not (left := before.unanswered(now + 2.0)):
         assert clock.monotonic() - now < 30
         wait_readable(before.filenos(), 1.0)
         before.poll(clock.monotonic())
     assert before.unanswered(now) == ()
-    assert [(each.key, each.hung) for each in left] == [("probe:/a", False)]
+    assert [each.key for each in left] == ["probe:/a"]
     before.close()  # with it goes the child, for it can be killed
-    after = WorkerPool({"wait": wait_in_d}, former=left)
+    after = Children((plain(wait_in_d),), former=left)
     try:
         while not after.is_free("probe:/a"):
             assert clock.monotonic() - now < 30
@@ -343,7 +333,7 @@ def test_children_that_were_asked_a_moment_ago_end_with_their_agent_and_those_at
 
 
 def test_an_orphan_that_was_told_of_is_told_of_by_the_next_agent_at_once(tmp_path: Path) -> None:
-    probes = WorkerPool({})
+    probes = Children(tasks("name_users"))
     node = Node(tmp_path, probes)
     try:
         pid = node.add(node.start("0"), "7")
@@ -351,7 +341,7 @@ def test_an_orphan_that_was_told_of_is_told_of_by_the_next_agent_at_once(tmp_pat
         node.tick(1)
         (before,) = node.tick(GRACE_S + 1)
         memory = node.holders.memory()
-        node.holders = OrphanGpuProcesses(probes, GRACE_S, devices=node.devices, trusts_nvml=True)
+        node.holders = OrphanGpuProcesses(probes, GRACE_S, node.devices_of, devices=node.devices, trusts_nvml=True)
         node.holders.remember(memory)
         (after,) = node.tick(1)
         assert (before.pid, after.pid) == (pid, pid)

@@ -13,13 +13,14 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from slurm_watchdog.agent.children.become_user import NEEDED
 from slurm_watchdog.agent.service import run_agent
 from slurm_watchdog.agent.settings import Settings, read_settings, settings_of, write_settings
-from slurm_watchdog.agent.workers.become_user import HELPERS
 from slurm_watchdog.cli.main import main
 from slurm_watchdog.config.agent import Security
 from slurm_watchdog.config.loading import parse_config
-from tests import helper_process
+from tests import agent_place
+from tests.rig.rights import CHECKOUT, as_user
 
 TEXT = """
 agent: {interval: 250ms, orphan_grace: 1min, log_patterns: ['{workdir}/a.log'], metrics_directory: /run/metrics, mount_probe_write: [/x]}
@@ -111,14 +112,20 @@ def test_a_daemon_of_roots_ends_at_once_and_says_what_to_do(tmp_path: Path) -> N
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "this process is root's" in done.stderr and "slurm-watchdog helper --agent-user" in done.stderr
+    assert "this process is root's" in done.stderr and "start it by its unit" in done.stderr
 
 
-@pytest.mark.skipif(helper_process.why_impossible() is not None, reason="needs root and setpriv")
-@pytest.mark.parametrize("name", sorted(HELPERS))
-def test_a_process_with_a_right_of_the_helpers_is_no_agent(name: str) -> None:
-    program = f"import sys; sys.path.insert(0, {str(helper_process.CHECKOUT / 'watchdog')!r})\nfrom slurm_watchdog.agent.workers.become_user import why_too_mighty\nprint(why_too_mighty())"
-    held = [name.removeprefix("CAP_").lower(), "dac_read_search"]  # the second, to read our code
-    words = helper_process.as_user(64990, held, [sys.executable, "-c", program])
+@pytest.mark.skipif(agent_place.why_impossible() is not None, reason="needs root and setpriv")
+@pytest.mark.parametrize(
+    ("more", "said"), [((), "None"), (("dac_override",), "more capabilities"), (("chown",), "0x1")]
+)
+def test_a_process_with_more_rights_than_an_agent_needs_is_no_agent(more: tuple[str, ...], said: str) -> None:
+    program = f"import sys; sys.path.insert(0, {str(CHECKOUT / 'watchdog')!r})\nfrom slurm_watchdog.agent.children.become_user import why_too_mighty\nprint(why_too_mighty())"
+    # dac_read_search, to read our code; an agent has no use for it.
+    program = program.replace("print(", "become_user.NEEDED[''] = 2\nprint(").replace(
+        "\nfrom", "\nfrom slurm_watchdog.agent.children import become_user\nfrom"
+    )
+    held = [*(name.removeprefix("CAP_").lower() for name in NEEDED), "dac_read_search", *more]
+    words = as_user(64990, held, [sys.executable, "-c", program])
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
-    assert name in done.stdout
+    assert said in done.stdout

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.agent.children.requests import KillSwitch, ProbeDirectory, WorkerState
 from slurm_watchdog.agent.files.as_owner import probe_mount, remove_kill_switch, write_kill_switch
-from slurm_watchdog.agent.workers.request_types import KillSwitch, ProbeDirectory, WorkerState
 from slurm_watchdog.base.mounts import mount_of, read_mounts
 from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.observations import MountProbe

@@ -21,16 +21,16 @@ from msgspec.structs import replace
 
 from slurm_watchdog.agent.checkpoints import files
 from slurm_watchdog.agent.checkpoints.files import SETTLES_S, resolve
+from slurm_watchdog.agent.children.answers import CheckpointMemory, ScannedPlace
+from slurm_watchdog.agent.children.children import Answer, Children
+from slurm_watchdog.agent.children.requests import ScanCheckpoints
 from slurm_watchdog.agent.collectors.checkpoint import CACHED_S, MAX_MOVES, SOON_S, CheckpointSchedule
 from slurm_watchdog.agent.logs.job_logs import JobLogs
-from slurm_watchdog.agent.workers.answer_types import CheckpointMemory, ScannedPlace
-from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import ScanCheckpoints
-from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base import loop
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.model.observations import Checkpoint, Event
 from slurm_watchdog.model.protocol import JobWatch
+from tests.builders.fake_children import looks
 from tests.builders.requests import answer_to
 
 
@@ -603,7 +603,7 @@ def test_the_demo_trainers_checkpoints_are_read_rightly(tmp_path: Path, checkout
 
 
 @dataclass
-class Children:
+class FakeChildren:
     """Stands for Probes: what is asked is answered by the real function when the test says so."""
 
     asked: list[tuple[str, int, dict[str, Any]]] = field(default_factory=list)
@@ -641,7 +641,7 @@ class Children:
 class Node:
     """A collector with its children and a clock."""
 
-    children: Children
+    children: FakeChildren
     logs: JobLogs
     collector: CheckpointSchedule
     directories: Mapping[str, tuple[str, ...]]
@@ -661,9 +661,9 @@ class Node:
 
 
 def node_for(*directories: Path, mounts: tuple[Mount, ...] = (Mount("/", "ext4", "/dev/vda"),)) -> Node:
-    children = Children()
-    logs = JobLogs(cast("WorkerPool", children), mounts, "n1", (), become_owner=False)
-    collector = CheckpointSchedule(cast("WorkerPool", children), logs, 30.0)
+    children = FakeChildren()
+    logs = JobLogs(looks(children), mounts, "n1", (), become_owner=False)
+    collector = CheckpointSchedule(cast("Children", children), logs, 30.0)
     return Node(children, logs, collector, {"7": tuple(map(str, directories))})
 
 

@@ -10,15 +10,17 @@ from typing import Any, cast
 
 import pytest
 
+from slurm_watchdog.agent.children.children import MAX_CHILDREN, Children
+from slurm_watchdog.agent.children.requests import KillSwitch, RemoveSwitch, WorkerState, WriteSwitch
 from slurm_watchdog.agent.commands import Commands, OwnSwitches
 from slurm_watchdog.agent.delivery.replies import MAX_COMMANDS
 from slurm_watchdog.agent.files import as_owner
 from slurm_watchdog.agent.files.mount_probing import MountProber
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
 from slurm_watchdog.agent.logs.job_logs import JobLogs
-from slurm_watchdog.agent.workers.admission import MAX_WORKERS
-from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import KillSwitch, RemoveSwitch, WorkerState, WriteSwitch
+from slurm_watchdog.agent.proc.table import ProcessTable
+from slurm_watchdog.agent.processes.user_looks import UserLooks
+from slurm_watchdog.agent.tasks import TASKS
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
 from slurm_watchdog.model.protocol import (
@@ -36,7 +38,6 @@ from slurm_watchdog.model.protocol import (
 from slurm_watchdog.model.report import ProcessSection
 from slurm_watchdog.model.supervisor import RestartOrder
 from tests.builders.agent_context import context_of
-from tests.builders.requests import functions
 from tests.builders.views import process
 
 RUN = f"{KILL_SWITCH_BASE}/7.2"
@@ -48,8 +49,8 @@ WATCH = JobWatch(job_id="7", restarts=2, uid=4711)
 def here(request: pytest.FixtureRequest) -> Iterator[Commands]:
     """An agent of root's, on a node where job 7 of user 4711 runs for the third time. Nothing here needs
     root: all is refused. A parameter is how many children it may have."""
-    probes = WorkerPool(functions("remove_kill_switch"), getattr(request, "param", MAX_WORKERS))
-    logs = JobLogs(probes, (), "n1", (), become_owner=True)
+    probes = Children(TASKS, getattr(request, "param", MAX_CHILDREN))
+    logs = JobLogs(UserLooks(probes, ProcessTable()), (), "n1", (), become_owner=True)
     logs.here.hear([WATCH])
     mounts = MountProber(probes, "n1", 60.0, frozenset(), stagger=False)
     yield Commands(context_of(probes, logs, mounts=mounts))
@@ -132,7 +133,7 @@ def test_without_words_of_ours_nothing_is_removed(here: Commands, tmp_path: Path
 def test_a_probe_of_what_is_no_place_is_refused(here: Commands, mount: str, directory: str, uid: int) -> None:
     (result,) = refusals(here, ProbeMount(id="p", mount=mount, directory=directory, uid=uid))
     assert "not a file name here" in (result.error or "") or "not an ordinary user" in (result.error or "")
-    assert here.probes.names() == []
+    assert here.children.names() == []
 
 
 @pytest.mark.parametrize("here", [0], indirect=True, ids=["no child can be started"])
@@ -211,7 +212,7 @@ def test_no_process_is_ended_while_the_agent_objects_and_each_command_is_done_on
     results = here.take_results()
     assert asked == ["e1", "e2"]
     assert [each.process for each in results] == [ProcessEnd(refusal="Slurm has job 7 here")] * 2
-    assert here.probes.names() == []
+    assert here.children.names() == []
 
 
 def test_a_process_of_another_boot_has_ended_and_one_that_came_too_late_is_not_touched(
@@ -222,11 +223,13 @@ def test_a_process_of_another_boot_has_ended_and_one_that_came_too_late_is_not_t
     assert (gone.ok, gone.process) == (True, ProcessEnd(gone=True))
     assert (late.ok, late.process) == (False, None)
     assert "expired" in (late.error or "")
-    assert here.probes.names() == []
+    assert here.children.names() == []
 
 
 def test_an_agent_that_was_not_told_which_jobs_run_ends_no_process() -> None:
-    why = OrphanGpuProcesses(cast("WorkerPool", None), 60.0).objection(ending(1), {}, frozenset(), None)
+    why = OrphanGpuProcesses(cast("Children", None), 60.0, lambda threads: []).objection(
+        ending(1), {}, frozenset(), None
+    )
     assert why == "which jobs run here is not known"
 
 
@@ -241,8 +244,8 @@ class LateMounts(MountProber):
 
 
 def test_an_answer_that_comes_after_the_results_were_taken_is_among_the_next_ones(here: Commands) -> None:
-    mounts = LateMounts(here.probes, "n1", 60.0, frozenset(), stagger=False)
-    here = Commands(context_of(here.probes, here.logs, mounts=mounts))
+    mounts = LateMounts(here.children, "n1", 60.0, frozenset(), stagger=False)
+    here = Commands(context_of(here.children, here.logs, mounts=mounts))
     here.accept((ProbeMount(id="p", mount="/shared", directory="/shared", uid=4711),), clock.monotonic())
     assert here.take_results() == ()
     answer = CommandResult(command_id="p", ok=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from slurm_watchdog.agent.children.children import Children
 from slurm_watchdog.agent.proc.entry import Entry, JobMember, JobStep, ProcessFacts, Stat
 from slurm_watchdog.agent.proc.table import CROWD_AT_ONCE, ProcessTable
 from slurm_watchdog.agent.processes.reader import HELPERS_OF_JOB, RECONSIDER_EVERY, WATCHED, ProcessReader, pick_crowd
 from slurm_watchdog.agent.processes.report_rows import choose
+from slurm_watchdog.agent.processes.user_looks import UserLooks
 from slurm_watchdog.model.observations import BY_SLURM, Role
 
 MALLORY, VICTIM = 1500, 1501
@@ -48,15 +50,12 @@ class Files:
     states: dict[int, str] = field(default_factory=dict)
     read_pids: list[int] = field(default_factory=list)
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, where: int | None = None) -> bytes:
         pid = int(path.split("/")[2])
         self.read_pids.append(pid)
-        return f"{pid} (sleep) {self.states.get(pid, 'S')} 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {pid} 1 2 3".encode()
-
-
-@dataclass
-class Probes:
-    spawner_pid: int = 999_999_999
+        state = self.states.get(pid, "S")
+        uids = "\t".join([str(MALLORY)] * 4)
+        return f"Name:\tsleep\nState:\t{state}\nPPid:\t1\nUid:\t{uids}\nThreads:\t1\n".encode()
 
 
 FIRST = 10_000_000
@@ -65,8 +64,7 @@ FIRST = 10_000_000
 
 def collector(count: int) -> tuple[ProcessReader, Files]:
     files = Files()
-    made = ProcessReader(Probes())  # type: ignore[arg-type]
-    made.table = ProcessTable(files.read)
+    made = ProcessReader(UserLooks(Children(()), ProcessTable(files.read)))
     made.table.entries = {pid: entry(pid) for pid in range(FIRST, FIRST + count)}
     made.table._may_be_new = lambda: False  # type: ignore[method-assign]
     made._assign(False, {})
@@ -101,7 +99,7 @@ def test_one_of_a_crowd_that_hangs_is_watched_from_then_on() -> None:
 def test_a_crowd_that_has_become_small_is_none_any_more_when_it_is_decided_anew() -> None:
     mine, _ = collector(1000)
     for pid in range(FIRST, FIRST + 900):
-        mine.table._remove(pid)
+        mine.table.remove(pid, 0.0)
     mine._assign(True, {})
     assert RECONSIDER_EVERY > 0 and not any(each.crowd for each in mine.table.entries.values())
     assert len(mine.mine) == 100
@@ -127,7 +125,7 @@ def test_choose_says_of_a_crowd_that_nobody_looked_at_whose_it_is() -> None:
 
 
 def test_where_ranks_write_why_they_end_is_known_after_they_are_gone_and_as_long_as_the_job_is_here() -> None:
-    read = ProcessReader(Probes())  # type: ignore[arg-type]
+    read = ProcessReader(UserLooks(Children(()), ProcessTable()))
     ranks = [entry(pid, role=Role.RANK) for pid in (11, 12)]
     for number, each in enumerate(ranks):
         path = (("TORCHELASTIC_ERROR_FILE", f"/tmp/e/{number}/error.json"),)

@@ -18,17 +18,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from slurm_watchdog.agent.context import OWN_TASKS
+from slurm_watchdog.agent.children.children import Children
+from slurm_watchdog.agent.children.requests import FindFiles
 from slurm_watchdog.agent.evidence import found_files, last_lines, node_settings
 from slurm_watchdog.agent.evidence.collection import Collection, bounded, join_dumps
 from slurm_watchdog.agent.evidence.process_state import parse_kernel_stack, parse_locks, parse_tcp
-from slurm_watchdog.agent.helper.requests import Dispatch
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.proc.entry import ProcessFacts
 from slurm_watchdog.agent.proc.files import read_stat
+from slurm_watchdog.agent.proc.table import ProcessTable
 from slurm_watchdog.agent.processes.identify import choose, parse_settings
-from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import FindFiles
+from slurm_watchdog.agent.processes.user_looks import UserLooks
+from slurm_watchdog.agent.tasks import TASKS
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.base.mounts import read_mounts
@@ -45,6 +46,7 @@ from slurm_watchdog.model.evidence import (
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.protocol import CollectEvidence
 from tests.builders.agent_context import context_of
+from tests.builders.readers import serving
 from tests.builders.sending import link_to
 
 TCP = """\
@@ -219,13 +221,15 @@ def test_what_ranks_wrote_of_their_ends_is_read_of_their_owner_alone(tmp_path: P
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="takes root to become the job's owner")
-def test_a_node_without_ranks_still_says_what_they_wrote(probes: WorkerPool) -> None:
+def test_a_node_without_ranks_still_says_what_they_wrote() -> None:
+    probes = Children(TASKS)
     with tempfile.TemporaryDirectory(dir="/tmp") as place:
         path = Path(place) / "error.json"
         path.write_bytes(ERROR_FILE)
         os.chmod(place, 0o755)
         os.chown(path, 1500, 1500)
         evidence = collect(probes, dumps=1, own_words={str(path): 5}, uid=1500)
+    probes.close()
     assert [(each.rank, each.said) for each in evidence.files] == [(5, "ValueError: bad shard 17 (train.py:9 in step)")]
 
 
@@ -345,17 +349,18 @@ def test_a_file_name_that_is_no_utf8_keeps_no_evidence_from_being_sent() -> None
 
 
 @pytest.fixture
-def probes() -> Iterator[WorkerPool]:
-    made = WorkerPool(Dispatch(OWN_TASKS, True, print, own=os.getuid()))
-    yield made
-    made.close()
+def probes() -> Iterator[Children]:
+    with serving(os.getuid()):
+        made = Children(TASKS)
+        yield made
+        made.close()
 
 
 def collect(
-    probes: WorkerPool, *processes: Process, known: ProcessFacts | None = None, dumps: int = 2, ras: bool = False,
+    probes: Children, *processes: Process, known: ProcessFacts | None = None, dumps: int = 2, ras: bool = False,
     only_ras: bool = False, own_words: Mapping[str, int | None] | None = None, uid: int = -1,
 ) -> NodeEvidence:  # fmt: skip
-    logs = JobLogs(probes, read_mounts(), "n1", (), become_owner=False)
+    logs = JobLogs(UserLooks(probes, ProcessTable()), read_mounts(), "n1", (), become_owner=False)
     context = context_of(probes, logs, courier=link_to([]))
     context.processes.details_of = lambda pid, start: known
     context.processes.error_files_of = lambda job: own_words or {}
@@ -369,7 +374,6 @@ def collect(
             [context.courier.fileno(), *probes.filenos()], min(due_at, clock.monotonic() + 10.0) - clock.monotonic()
         )
         assert woken or clock.monotonic() >= due_at, "nothing would have woken the agent for it"
-        probes.check()
         probes.poll(clock.monotonic())
         context.courier.receive()
     return answer
@@ -401,7 +405,7 @@ stuck_here()
 """
 
 
-def test_a_rank_is_read_whole_and_is_not_stopped(probes: WorkerPool) -> None:
+def test_a_rank_is_read_whole_and_is_not_stopped(probes: Children) -> None:
     child = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     child.stdout.readline()
@@ -441,7 +445,7 @@ input()
 
 @pytest.mark.parametrize(("asked", "alone"), [(True, False), (True, True), (False, False)])
 def test_the_ras_of_a_job_is_asked_where_its_environment_says_and_only_if_that_is_wanted(
-    probes: WorkerPool, asked: bool, alone: bool
+    probes: Children, asked: bool, alone: bool
 ) -> None:
     answer = Path(__file__).parents[2] / "captures" / "ras" / "2.28.json"
     child = subprocess.Popen(
@@ -461,7 +465,7 @@ def test_the_ras_of_a_job_is_asked_where_its_environment_says_and_only_if_that_i
     assert not any("RAS" in problem for problem in evidence.problems)
 
 
-def test_a_rank_that_cannot_be_dumped_is_a_row_with_the_reason(probes: WorkerPool) -> None:
+def test_a_rank_that_cannot_be_dumped_is_a_row_with_the_reason(probes: Children) -> None:
     child = subprocess.Popen(["sleep", "60"])
     dead = subprocess.Popen(["true"])
     gone = rank_process(os.getpid(), rank=1)

@@ -30,10 +30,14 @@ def children() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 @pytest.fixture
 def exits() -> Iterator[Exits]:
-    made = Exits()
+    made = Exits(is_there)
     yield made
     made.follow(())
     assert made.filenos() == []
+
+
+def is_there(pid: int, start_ticks: int) -> bool:
+    return read_stat(pid).start_ticks == start_ticks
 
 
 def rank(child: subprocess.Popen[bytes], role: Role = Role.RANK) -> Process:
@@ -107,7 +111,7 @@ def test_a_kernel_that_refuses_costs_nothing_but_the_hurry(
 
 
 def test_ranks_of_one_user_that_end_all_the_time_are_news_once_in_a_while_and_another_users_at_once() -> None:
-    exits, news = Exits(), []
+    exits, news = Exits(is_there), []
     for number in range(6):
         mine, other = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
         rows = [rank_of(mine.pid, 1500), *([rank_of(other.pid, 1501)] if number == 4 else [])]

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_watchdog.agent.children.answers import FollowedLogs
+from slurm_watchdog.agent.children.requests import Follow, WorkerState
 from slurm_watchdog.agent.logs import log_file, position
 from slurm_watchdog.agent.logs.follow import MAX_ANSWER_EVENTS, FollowLimits, FollowMemory, expand, follow
 from slurm_watchdog.agent.logs.log_file import LogFollower, condense, shown
 from slurm_watchdog.agent.logs.position import LineBuffer
 from slurm_watchdog.agent.logs.step_rows import StepRows, make_event
-from slurm_watchdog.agent.workers.answer_types import FollowedLogs
-from slurm_watchdog.agent.workers.request_types import Follow, WorkerState
 from slurm_watchdog.controller.state.progress_clock import lines_of
 from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.parse.training_log.line import parse_line

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.children.answers import GpuHealthRow, GpuRow
 from slurm_watchdog.agent.gpu.nvml import THROTTLE, parse_bus_id, parse_throttle
 from slurm_watchdog.agent.gpu.nvml_health import TABLE
 from slurm_watchdog.agent.gpu.reader import (
@@ -16,7 +17,6 @@ from slurm_watchdog.agent.gpu.reader import (
     parse_event,
     without_values,
 )
-from slurm_watchdog.agent.workers.answer_types import GpuHealthRow, GpuRow
 from slurm_watchdog.knowledge.xids import XIDS, describe_xid
 from slurm_watchdog.model.observations import FaultSeverity, Gpu, MigInstance, NodeEvent
 from slurm_watchdog.model.report import Report

@@ -2,179 +2,154 @@
 
 from __future__ import annotations
 
-from slurm_watchdog.agent.proc.entry import JobMember, ProcessFacts
+from slurm_watchdog.agent.children.answers import ResolvedCall
+from slurm_watchdog.agent.children.requests import ResolveCalls
 from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, SystemCall
 from slurm_watchdog.agent.proc.table import NEW_AT_ONCE, ProcessTable
-from slurm_watchdog.agent.processes.identity_cache import (
-    IDENTIFY,
-    IDENTIFY_DISTRUSTED,
-    IDENTIFY_SUSPECTS,
-    MAX_AT_ONCE,
-    MAX_SET_ASIDE,
-    MAX_SET_ASIDE_OF_USER,
-)
-from slurm_watchdog.agent.workers.answer_types import ResolvedCall
-from slurm_watchdog.agent.workers.request_types import IdentifyProcesses, ResolveCalls
-from slurm_watchdog.model.observations import BY_CLAIM, BY_SLURM, CallTarget, Role
+from slurm_watchdog.agent.processes.identity_cache import MAX_AT_ONCE, MAX_IDENTIFICATIONS
+from slurm_watchdog.model.observations import CallTarget
 from tests.builders.identities import World
 
+LOOK, APART = "look:1000", "look:1000:apart"
 
-def test_the_first_without_an_answer_is_to_blame_and_the_rest_is_asked_about_again() -> None:
+
+def test_the_process_that_a_child_hangs_on_is_left_and_the_others_are_asked_about_again() -> None:
     world = World(1, 2, 3, 4)
-    assert world.ask() == {IDENTIFY: [1, 2, 3, 4]}
-    order = [pid for pid, _ in world.asked_about(IDENTIFY)]
-    world.answer(IDENTIFY, order[0])
-    world.probes.hang(IDENTIFY)
-    assert world.probes.hung == {f"identify:{order[1]}"}
-    assert world.ask() == {IDENTIFY: sorted(order[2:])}
-    world.answer(IDENTIFY, *order[2:])
-    world.probes.finish(IDENTIFY)
+    assert world.ask() == {LOOK: [1, 2, 3, 4]}
+    world.probes.hang(LOOK, place=1)
+    assert world.probes.hung == {f"{LOOK}:2"}
+    assert world.ask() == {LOOK: [1, 3, 4]}
+    world.answer(LOOK)
     assert world.ask() == {}
-    known = {pid: entry.known.environ for pid, entry in world.table.entries.items()}
-    assert [known[pid] is None for pid in order] == [False, True, False, False]
+    assert [entry.known.environ is None for entry in world.table.entries.values()] == [False, True, False, False]
+    assert [entry.known.start_ticks for entry in world.table.entries.values()] == [10, 0, 30, 40]
+
+
+def test_each_users_processes_are_asked_of_his_own_child() -> None:
+    world = World(1, 2)
+    world.give(2, 1001)
+    assert world.ask() == {LOOK: [1], "look:1001": [2]}
+    world.probes.hang(LOOK)
+    world.add(3, uid=1001)
+    world.answer("look:1001")
+    assert world.ask() == {"look:1001": [3]}, "and of no one else's"
+
+
+def test_what_a_child_had_no_time_for_is_asked_about_again() -> None:
+    world = World(1, 2, 3)
+    world.ask()
+    world.answer(LOOK, most=2)
+    assert world.ask() == {LOOK: [3]}
 
 
 def test_when_the_child_comes_back_its_process_is_asked_about_once_more() -> None:
     world = World(1)
     world.ask()
-    world.probes.hang(IDENTIFY)
+    world.probes.hang(LOOK)
     assert [world.ask() for _ in range(3)] == [{}, {}, {}]
-    world.probes.come_back("identify:1")
-    assert world.ask() == {IDENTIFY: [1]}
+    world.probes.come_back(f"{LOOK}:1")
+    assert world.ask() == {LOOK: [1]}
 
 
 def test_a_process_that_is_gone_is_forgotten_and_its_number_may_be_anothers() -> None:
     world = World(1)
     world.ask()
-    world.probes.hang(IDENTIFY)
-    del world.table.entries[1]
-    world.table.to_identify.clear()
+    world.probes.hang(LOOK)
+    world.table.remove(1, 0.0)
     world.ask()
-    assert world.identities.stuck == {}
+    assert world.looks.stuck == {}
     world.add(1)
-    assert world.ask() == {IDENTIFY: [1]}
+    assert world.ask() == {LOOK: [1]}
 
 
-def test_what_stands_in_d_holds_up_nobody_and_so_many_may_hang() -> None:
-    world = World(*range(1, 11), state="D")
+def test_what_stands_in_d_is_asked_of_another_child() -> None:
+    world = World(1, 2, state="D")
     world.add(50)
-    for _ in range(MAX_SET_ASIDE_OF_USER):
-        asked = world.ask()
-        assert IDENTIFY_SUSPECTS in asked
-        world.probes.hang(IDENTIFY_SUSPECTS)
-    assert len(world.probes.hung) == MAX_SET_ASIDE_OF_USER < MAX_SET_ASIDE
-    assert world.ask() == {}
-    world.answer(IDENTIFY, 50)
-    world.probes.finish(IDENTIFY)
-    world.add(51)
-    assert world.ask() == {IDENTIFY_DISTRUSTED: [51]}, "this user's are asked about apart"
-    world.add(52)
-    world.give(52, 1001)
-    assert world.ask() == {IDENTIFY: [52]}, "and nobody else's"
-    assert ["uid 1000" in problem for problem in world.identities.problems()] == [True]
+    assert world.ask() == {LOOK: [50], APART: [1, 2]}
+    world.probes.hang(APART)
+    assert world.probes.hung == {f"{LOOK}:1"}
+    world.answer(LOOK)
+    assert world.ask() == {APART: [2]}
+
+
+def test_where_two_children_hang_on_the_same_process_each_is_set_aside() -> None:
+    world = World(1)
+    world.ask()
+    world.add(2)
+    world.table.entries[1].stat = world.table.entries[1].stat.__class__("python", "D", 1, 0, 0, 0)
+    world.table.to_identify.add(1)
+    world.ask()
+    world.probes.hang(LOOK)
+    world.probes.hang(APART)
+    assert world.probes.hung == {f"{LOOK}:1", f"{APART}:1"}
 
 
 def test_one_users_thousands_of_new_processes_cost_another_none_of_his_few() -> None:
     world = World(*range(1, 3001))
     for pid in (2990, 3000):
         world.give(pid, 1001)
-    asked = world.ask()[IDENTIFY]
-    order = [pid for pid, _ in world.asked_about(IDENTIFY)]
-    assert (len(asked), {2990, 3000} <= set(asked)) == (MAX_AT_ONCE, True)
-    assert {2990, 3000} <= set(order[:4]), "users take turns within a question, too"
-    (problem,) = world.identities.problems()
-    assert problem.startswith("2998 new processes of uid 1000 wait")
-
-
-def test_a_process_on_which_a_child_spends_its_time_is_given_up_and_its_user_asked_about_apart() -> None:
-    world = World(1, 2, 3)
-    world.give(3, 1001)
-    world.ask()
-    order = [pid for pid, _ in world.asked_about(IDENTIFY)]
-    world.answer(IDENTIFY, order[0])
-    world.probes.finish(IDENTIFY, "given up after 5 s of CPU time")
-    bad = order[1]
-    uid = world.table.entries[bad].known.uid
-    assert world.identities.distrusted == {uid: bad}
     asked = world.ask()
-    assert bad in asked[IDENTIFY_DISTRUSTED]
+    assert asked["look:1001"] == [2990, 3000] and len(asked[LOOK]) == MAX_AT_ONCE
+    (problem,) = world.identities.problems()
+    assert problem.startswith(f"{2998 - MAX_AT_ONCE} new processes of uid 1000 wait")
 
 
-def test_the_child_that_hangs_for_somebody_else_is_set_aside_too() -> None:
-    world = World(1)
-    world.probes.ask(IDENTIFY, IdentifyProcesses([]), 1.0, 0.0, lambda _: None, on_part=lambda _: None)
-    assert world.ask() == {}
-    world.probes.hung.add(IDENTIFY)
-    assert world.ask()[IDENTIFY] == [1]
-    assert world.probes.hung == {"identify:logs"}
+def test_a_process_on_which_a_child_spends_its_time_is_given_up() -> None:
+    world = World(1, 2)
+    for _ in range(4):
+        world.ask()
+        world.probes.finish(LOOK, error="given up after 5 s of CPU time", place=1)
+    assert world.table.entries[2].identified >= MAX_IDENTIFICATIONS > world.table.entries[1].identified
+    assert world.ask() == {LOOK: [1]}
 
 
 def track(syscall: str, state: str = "D") -> BlockedCallHistory:
     return BlockedCallHistory(b"line " + syscall.encode(), SystemCall(1, (3,)), state, "w", syscall, 0, 0, None, 0.0)
 
 
-def test_of_a_process_with_a_locked_memory_descriptors_are_still_resolved_and_paths_are_not() -> None:
-    world = World(1, 2)
+def test_blocked_calls_are_resolved_apart_and_nothing_of_a_process_that_a_child_hangs_on() -> None:
+    world = World(1, 2, 3)
     world.ask()
-    first, second = (pid for pid, _ in world.asked_about(IDENTIFY))
-    world.probes.hang(IDENTIFY)
-    world.ask()
-    world.answer(IDENTIFY, second)
-    world.probes.finish(IDENTIFY)
-    tracks = {
-        (first, 0, first): track("write"),
-        (first, 0, 99): track("openat"),
-        (second, 0, second): track("openat"),
-    }
-    assert world.identities.resolve(tracks, 0.0, 1.0) is not None
-    asked = world.probes.busy[IDENTIFY]
-    assert isinstance(asked.request, ResolveCalls)
-    assert [(each.pid, each.syscall) for each in asked.request.calls] == [
-        (first, "write"),
-        (second, "openat"),
-    ]
-    asked.on_part(ResolvedCall(index=1, target=CallTarget("/shared/x", "/shared")))
-    target = tracks[second, 0, second].target
-    assert target is not None
-    assert (target.path, target.mount) == ("/shared/x", "/shared")
-    world.probes.hang(IDENTIFY)  # even the mounts of the first do not come: nothing more is asked about it
-    assert world.probes.hung == {f"identify:{first}", f"identify:{first}:file"}
-    assert world.identities.resolve({(first, 0, first): track("fsync")}, 0.0, 1.0) is None
+    world.probes.hang(LOOK)
+    tracks = {(1, 0, 1): track("write"), (2, 0, 2): track("openat"), (3, 0, 3): track("openat")}
+    assert world.identities.resolve(tracks, 0.0, 1.0)
+    request = world.probes.busy[APART].request
+    assert isinstance(request, ResolveCalls)
+    assert [(each.pid, each.syscall) for each in request.calls] == [(2, "openat"), (3, "openat")]
+    assert world.identities.resolve(tracks, 0.0, 1.0) == []
+    world.probes.finish(APART, [ResolvedCall(target=CallTarget("/shared/x", "/shared"))])
+    target = tracks[2, 0, 2].target
+    assert target is not None and (target.path, target.mount) == ("/shared/x", "/shared")
+    world.identities.resolve(tracks, 0.0, 1.0)
+    world.probes.hang(APART)
+    assert world.probes.hung == {f"{LOOK}:1", f"{LOOK}:3"}
+    assert world.identities.resolve({(3, 0, 3): track("fsync")}, 0.0, 1.0) == []
 
 
 def test_answers_about_a_process_that_was_replaced_change_nobody() -> None:
     world = World(1)
     world.ask()
-    world.table.entries[1].known = ProcessFacts(1, 999, 1, "python", 1000)
-    world.answer(IDENTIFY, 1)
+    world.table.remove(1, 0.0)
+    world.add(1)
+    world.answer(LOOK)
     assert world.table.entries[1].known.environ is None
 
 
-def test_new_processes_beyond_a_ticks_are_looked_at_later_and_each_user_has_his_turn() -> None:
+def test_a_process_that_an_agent_before_knew_under_this_number_is_met_anew() -> None:
     world = World(1)
+    entry = world.table.entries[1]
+    entry.known = entry.known.__class__(1, 999, 1, "python", 1000)
+    world.ask()
+    world.answer(LOOK)
+    assert 1 not in world.table.entries
+
+
+def test_new_processes_beyond_a_ticks_are_looked_at_later_and_each_user_has_his_turn() -> None:
     crowd = set(range(1000, 1000 + 3 * NEW_AT_ONCE))
     few = {900_000, 900_001}
     owners = dict.fromkeys(crowd, 1000) | dict.fromkeys(few, 2000)
+    world = World(1)
     world.table.read_owner = owners.__getitem__
     taken = set(world.table._next_new(crowd | few))
     assert few < taken and len(taken) == NEW_AT_ONCE, "the crowd is older, and does not come first"
-    assert world.table.unmet == {1000: len(crowd) + 2 - NEW_AT_ONCE}
-    world.table.entries[1].member = JobMember("7", "0", Role.HELPER, by=BY_SLURM)
-    assert any(
-        "new processes of uid 1000 (job 7) are not looked at yet" in each for each in world.identities.problems()
-    )
-    crowd -= taken
-    while world.table.unmet:
-        crowd -= set(world.table._next_new(crowd))
-    assert not crowd and world.identities.problems() == []
-
-
-def test_the_first_look_leaves_out_nobody() -> None:
-    pids = set(range(2 * NEW_AT_ONCE))
-    assert set(ProcessTable()._next_new(pids)) == pids, "who is not named looks gone"
-
-
-def test_a_job_by_claim_is_not_named_as_the_culprits() -> None:
-    world = World(1)
-    world.table.entries[1].member = JobMember("7", "0", Role.HELPER, by=BY_CLAIM)
-    assert world.table.job_of(1000) is None
+    assert set(ProcessTable()._next_new(crowd)) == crowd, "who is not named looks gone"

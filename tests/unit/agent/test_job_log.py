@@ -17,18 +17,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as replace_value
 
+from slurm_watchdog.agent.children.children import Answer, Children
+from slurm_watchdog.agent.children.requests import ListOpenLogs, WorkerState
 from slurm_watchdog.agent.logs import job_logs
 from slurm_watchdog.agent.logs.job_logs import MAX_FILES, JobLogs
-from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import ListOpenLogs, WorkerState
-from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.mounts import Mount, MountNews
 from slurm_watchdog.controller.state.progress_clock import lines_of
 from slurm_watchdog.knowledge.ray_train import WorkerRank
 from slurm_watchdog.model.observations import Event, EventKind, LogFile, Process, Role
 from slurm_watchdog.model.protocol import JobWatch
-from tests.builders.requests import do
+from tests.builders.fake_children import looks
+from tests.builders.requests import BY_NAME, tasks
 
 ROOT = Mount("/", "ext4", "/dev/sda1")
 
@@ -39,13 +39,17 @@ def no_mounts(fields: Any, worker: WorkerState) -> list[Mount]:
 
 def list_open(fields: Any, worker: WorkerState) -> dict[str, list[str]]:
     """The processes of these tests have the files open that their job's name says."""
-    return {job_id: job_id.split("+")[1:] for job_id, _, _ in fields["processes"]}
+    return {job_id: job_id.split("+")[1:] for job_id, _, _ in fields.processes}
 
 
 def follow(silent: Path, fields: Any, worker: WorkerState) -> Any:
-    while (place := silent.read_text()) and any(path.startswith(place) for _, path, _ in fields["files"]):
+    while (place := silent.read_text()) and any(path.startswith(place) for _, path, _ in fields.files):
         time.sleep(0.02)
-    return do("follow", fields, worker)
+    return BY_NAME["follow"].do(fields, worker)
+
+
+USER = os.getuid() or 64983
+"""An ordinary user's children do the looking."""
 
 
 class Node:
@@ -54,10 +58,10 @@ class Node:
     def __init__(self, mounts: tuple[Mount, ...] = (ROOT,), patterns: tuple[str, ...] = (), **limits: int):
         self.silent = Path(tempfile.mkstemp(prefix="slurm-watchdog-silent-")[1])
         """Names the place whose logs are not read while it stands there: a server that does not answer."""
-        self.probes = WorkerPool(
-            {"follow": partial(follow, self.silent), "list_mounts": no_mounts, "list_open_logs": list_open}
+        self.probes = Children(
+            tasks(follow=partial(follow, self.silent), list_mounts=no_mounts, list_open_logs=list_open)
         )
-        self.logs = JobLogs(self.probes, mounts, "n1", patterns, become_owner=False, **limits)
+        self.logs = JobLogs(looks(self.probes), mounts, "n1", patterns, become_owner=False, **limits)
         self.events: list[Event] = []
         self.dropped = 0
         self.skew_s = 0.0
@@ -69,6 +73,7 @@ class Node:
     def collect(self, processes: tuple[Process, ...] = (), deadline_s: float = 10.0) -> list[LogFile]:
         now = clock.monotonic() + self.skew_s
         environs = {job_id: {"SLURM_JOB_USER": "ann"} for job_id in self.logs.watch}
+        self.probes.poll(now)  # as each tick does: an answer that came late
         rows, events, dropped = self.logs.collect(now, processes, environs, deadline_s)
         self.events += events
         self.dropped += dropped
@@ -109,7 +114,7 @@ def write(path: Path, text: str) -> None:
 
 
 def process(job_id: str, pid: int = 100) -> Process:
-    return Process(pid=pid, start_ticks=1, job_id=job_id, role=Role.RANK, comm="python", state="S", uid=os.getuid())
+    return Process(pid=pid, start_ticks=1, job_id=job_id, role=Role.RANK, comm="python", state="S", uid=USER)
 
 
 def two_mounts(tmp_path: Path) -> tuple[Mount, ...]:
@@ -247,7 +252,16 @@ class Answering:
     def __init__(self) -> None:
         self.asked: list[tuple[str, float, list[int]]] = []
 
-    def ask(self, key: str, request: ListOpenLogs, deadline_s: float, now: float, then: Callable[..., None]) -> int:
+    def ask(
+        self,
+        key: str,
+        request: ListOpenLogs,
+        deadline_s: float,
+        now: float,
+        then: Callable[..., None],
+        *_: Any,
+        **__: Any,
+    ) -> int:
         self.asked.append((request.task, now, [pid for _, pid, _ in getattr(request, "processes", ())]))
         return 1
 
@@ -258,11 +272,11 @@ class Answering:
 def listing(ticks: int) -> list[tuple[float, list[int]]]:
     """When open files of which processes are listed, in so many ticks of 5 s."""
     probes = Answering()
-    logs = JobLogs(probes, (ROOT,), "n1", (), become_owner=False)  # type: ignore[arg-type]
+    logs = JobLogs(looks(probes), (ROOT,), "n1", (), become_owner=False)  # type: ignore[arg-type]
     ranks = [process("4", pid) for pid in (1, 2, 3, 4, 5)]
     for tick in range(ticks):
         logs.open_logs.ask(ranks, 5.0 * tick, 1.0)
-        logs.open_logs.apply(Answer(1, "identify", {}))
+        logs.open_logs.apply(USER, Answer(1, "look", {}))
     logs.open_logs.ask([*ranks, process("4", 9)], 5.0 * ticks, 1.0)
     assert probes.asked[-1][2] == [9], "a new one at once"
     return [(now, pids) for _, now, pids in probes.asked]
@@ -272,24 +286,24 @@ def test_open_files_of_a_new_process_are_listed_soon_again_and_of_old_ones_seldo
     asked = [pids for _, pids in listing(400)]
     assert asked[0] == [1, 2, 3, 4, 5], "new ones all at once"
     assert all(len(pids) <= 3 for pids in asked[1:]), "old ones in turn"
-    looks = sum(pid == 1 for pids in asked for pid in pids)
-    assert 9 <= looks <= 14, f"in 2000 s one process was looked at {looks} times"
+    times = sum(pid == 1 for pids in asked for pid in pids)
+    assert 9 <= times <= 14, f"in 2000 s one process was looked at {times} times"
 
 
 def test_many_ranks_come_before_the_others_and_keep_none_of_them_out_for_ever() -> None:
     probes = Answering()
-    logs = JobLogs(probes, (ROOT,), "n1", (), become_owner=False).open_logs  # type: ignore[arg-type]
+    logs = JobLogs(looks(probes), (ROOT,), "n1", (), become_owner=False).open_logs  # type: ignore[arg-type]
     here = [*(process("4", pid) for pid in range(1, 301)), replace_value(process("4", 999), role=Role.WORKER)]
     for tick in range(2000):
         logs.ask(here, 5.0 * tick, 1.0)
-        logs.apply(Answer(1, "identify", {}))
-    looks = [now for _, now, pids in probes.asked if 999 in pids]
-    assert len(looks) > 2 and max(later - now for now, later in pairwise(looks)) < 2 * 3600
+        logs.apply(USER, Answer(1, "look", {}))
+    times = [now for _, now, pids in probes.asked if 999 in pids]
+    assert len(times) > 2 and max(later - now for now, later in pairwise(times)) < 2 * 3600
 
 
 def test_the_table_of_mounts_is_read_again_when_the_kernel_says_that_it_has_changed_and_now_and_then_anyway() -> None:
     probes, news = Answering(), {100.0, 130.0, 700.0}
-    logs = JobLogs(probes, (ROOT,), "n1", (), become_owner=False, mount_news=lambda: now in news)  # type: ignore[arg-type]
+    logs = JobLogs(looks(probes), (ROOT,), "n1", (), become_owner=False, mount_news=lambda: now in news)  # type: ignore[arg-type]
     for tick in range(401):
         now = 5.0 * tick
         logs._renew_mounts(now, 1.0)

@@ -12,11 +12,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from slurm_watchdog.agent.children.requests import FindFiles, WorkerState
 from slurm_watchdog.agent.evidence import found_files
 from slurm_watchdog.agent.evidence.found_files import find_files
 from slurm_watchdog.agent.files.job_root import open_in, other_root, root_of, roots_of, stat_in
 from slurm_watchdog.agent.proc.files import read_stat
-from slurm_watchdog.agent.workers.request_types import FindFiles, WorkerState
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 DUMP = CAPTURES / "flight_recorder" / "missing" / "trace_0"

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.children.answers import LinkCounters
+from slurm_watchdog.agent.children.children import Children
 from slurm_watchdog.agent.collectors.collector import CollectorContext, Sections
 from slurm_watchdog.agent.collectors.link import (
     MAX_LINKS,
@@ -20,12 +22,10 @@ from slurm_watchdog.agent.collectors.link import (
     parse_speed,
     with_rates,
 )
-from slurm_watchdog.agent.workers.answer_types import LinkCounters
-from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.model.observations import Link
 from slurm_watchdog.model.report import LinkSection, ProcessSection
 from tests.builders.links import INTERFACE, PORT, ROCE, tree
-from tests.builders.requests import functions
+from tests.builders.requests import tasks
 from tests.builders.views import process
 
 
@@ -107,8 +107,8 @@ def test_tree_with_anything_in_its_files_is_read(tmp_path_factory: object, files
 def test_links_come_from_a_child_are_said_again_and_dropped_when_the_adapters_are_silent() -> None:
     sections = Sections()
     sections.put(ProcessSection(processes=(process(),)))
-    probes = WorkerPool(functions("read_links"))
-    context = SimpleNamespace(workers=probes, sections=sections, settings=SimpleNamespace(probe_deadline=10.0))
+    probes = Children(tasks("read_links"))
+    context = SimpleNamespace(children=probes, sections=sections, settings=SimpleNamespace(probe_deadline=10.0))
     collector = LinkCollector(cast(CollectorContext, context))
     try:
         began = probes.read_clock()

@@ -58,7 +58,7 @@ def look(state: str, syscall: bytes, wchan: bytes) -> list[str | None]:
         "stat": b"7 (python) %s 1 1 1 0 -1 0 0 0 0 0 5 5 0 0 20 0 1 0 1 0 0" % state.encode(), "syscall": syscall, "wchan": wchan,
         "status": b"Name:\tpython\nvoluntary_ctxt_switches:\t16\n", "io": b"rchar: 1\nsyscr: 1\nsyscw: 1\n",
     }  # fmt: skip
-    threads = BlockedThreads("x86_64", lambda path: files[path.rpartition("/")[2]], file_of=lambda *_: None)
+    threads = BlockedThreads("x86_64", lambda path: files[path.rpartition("/")[2]], lambda *_: (), lambda *_: None)
     for at in (0.0, 5.0, 10.0):
         threads.look([(7, 1, state)], at)
     return [track.syscall for track in threads.blocked(10.0).values()]

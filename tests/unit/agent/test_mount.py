@@ -8,13 +8,12 @@ from typing import Any, cast
 
 import pytest
 
+from slurm_watchdog.agent.children.look import STOPPED
 from slurm_watchdog.agent.files.mount_probing import MAX_MOUNTS, MountProber, ProbeTarget, first_due, wanted_mounts
-from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.worker import STOPPED
 from slurm_watchdog.base.mounts import MAX_OF_USERS, NOT_PROBED, Mount, parse_mountinfo
 from slurm_watchdog.model.observations import MountProbe
 from slurm_watchdog.model.protocol import CommandResult, ProbeMount
-from tests.builders.fake_children import FINE, Children
+from tests.builders.fake_children import FINE, FakeChildren
 
 MOUNT = "/scratch"
 KEY = f"probe:{MOUNT}"
@@ -25,7 +24,7 @@ WANTED = {MOUNT: ProbeTarget("/scratch/job", 1000, "srv:/x", "nfs4")}
 class Watch:
     """A collector with its children and a clock."""
 
-    children: Children
+    children: FakeChildren
     collector: MountProber
     now: float = 1000.0
 
@@ -41,8 +40,8 @@ class Watch:
 
 
 def make(write_on: frozenset[str] = frozenset(), stagger: bool = False) -> Watch:
-    children = Children()
-    return Watch(children, MountProber(cast("WorkerPool", children), "n1", 30.0, write_on, stagger))
+    children = FakeChildren()
+    return Watch(children, MountProber(cast("Any", children), "n1", 30.0, write_on, stagger))
 
 
 def test_a_mount_is_looked_at_on_its_grid_and_its_child_is_gone_as_soon_as_it_has_answered() -> None:

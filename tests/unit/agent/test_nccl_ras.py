@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.children.answers import Listeners
+from slurm_watchdog.agent.children.requests import FindListeners, ParseRas, WorkerState
 from slurm_watchdog.agent.courier.process import ask_ras
 from slurm_watchdog.agent.evidence.nccl_ras import find_listeners, loopback_of, parse_answer, ras_port
 from slurm_watchdog.agent.proc.files import read_stat
-from slurm_watchdog.agent.workers.answer_types import Listeners
-from slurm_watchdog.agent.workers.request_types import FindListeners, ParseRas, WorkerState
 from slurm_watchdog.model.collective_records import RasAnswer
 
 CAPTURES = Path(__file__).parents[2] / "captures" / "ras"
@@ -65,8 +65,7 @@ def ras(serve: Serve) -> Iterator[int]:
 
 def listeners(port: int, pid: int | None = None) -> Listeners:
     mine = pid or os.getpid()
-    worker = WorkerState()
-    worker.own_uid = os.getuid()
+    worker = WorkerState(os.getuid())
     return find_listeners(FindListeners([(mine, read_stat(mine).start_ticks)], port), worker)
 
 

@@ -12,6 +12,8 @@ from typing import Any, cast
 
 import pytest
 
+from slurm_watchdog.agent.children.children import Children
+from slurm_watchdog.agent.children.requests import ListOpenMounts, WorkerState
 from slurm_watchdog.agent.collectors.mount import (
     AT_ONCE,
     EVERY_S,
@@ -22,11 +24,9 @@ from slurm_watchdog.agent.collectors.mount import (
 )
 from slurm_watchdog.agent.files.mount_probing import MountProber, wanted_mounts
 from slurm_watchdog.agent.processes.open_mounts import list_open_mounts, open_paths, points_of, read_mapped
-from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import ListOpenMounts, WorkerState
 from slurm_watchdog.base.mounts import Mount, mount_of, read_mounts
 from slurm_watchdog.model.observations import Blocked, Process, Role
-from tests.builders.fake_children import Children
+from tests.builders.fake_children import FakeChildren, looks
 
 OWN_TABLE = (
     Mount("/", "ext4", "/dev/sda1"),
@@ -76,7 +76,7 @@ def test_files_of_a_living_process_count_open_or_mapped(tmp_path: Path) -> None:
         assert str(tmp_path / "open") in open_paths(child.pid)
         assert str(tmp_path / "mapped") in read_mapped(child.pid)
         found = list_open_mounts(
-            ListOpenMounts([("7", child.pid, True), ("7", 2**22 - 1, True)]), WorkerState(own_uid=os.getuid())
+            ListOpenMounts([("7", child.pid, True), ("7", 2**22 - 1, True)]), WorkerState(os.getuid())
         )
         own = read_mounts()
         points = points_of(open_paths(child.pid) | read_mapped(child.pid), own, own)
@@ -88,9 +88,9 @@ def process(pid: int, role: Role = Role.RANK, *, job_id: str = "7", uid: int = 1
     return Process(pid=pid, start_ticks=1, job_id=job_id, role=role, comm="python", state="S", uid=uid, **more)
 
 
-def make() -> tuple[OpenMounts, Children]:
-    children = Children()
-    return OpenMounts(cast("WorkerPool", children)), children
+def make() -> tuple[OpenMounts, FakeChildren]:
+    children = FakeChildren()
+    return OpenMounts(looks(children)), children
 
 
 def test_ranks_and_workers_are_looked_at_soon_and_then_seldom_and_helpers_never() -> None:
@@ -118,9 +118,9 @@ def test_one_users_hundreds_of_workers_do_not_keep_anothers_from_being_looked_at
     rows = [process(pid, Role.WORKER, job_id="1") for pid in range(100, 400)] + [process(7, job_id="2", uid=1001)]
     for second in (0, 60):
         mounts.request_due(rows, 100.0 + second, 10.0)
-    assert len(children.asked) == 1
-    assert 7 in pids(children.asked[0])
-    assert len(pids(children.asked[0])) == AT_ONCE
+    assert [each["uid"] for each in children.asked] == [1000, 1001]
+    assert pids(children.asked[1]) == [7]
+    assert sum(len(pids(each)) for each in children.asked) == AT_ONCE
 
 
 def test_a_job_keeps_a_bounded_number_for_a_while_and_jobs_take_turns() -> None:
@@ -151,8 +151,8 @@ FAULT = Blocked(thread_id=7, seconds=50.0, state="D", syscall="page fault", cand
 def test_a_page_fault_that_may_be_about_two_filesystems_is_about_the_only_one_that_does_not_answer(
     out: list[str], found: str | None
 ) -> None:
-    children = Children()
-    collector = MountProber(cast("WorkerPool", children), "n1", 30.0, stagger=False)
+    children = FakeChildren()
+    collector = MountProber(cast("Children", children), "n1", 30.0, stagger=False)
     rows = (process(7, blocked=FAULT), process(8))
     wanted = wanted_mounts([(point, -1) for point in FAULT.candidates], OWN_TABLE)
     collector.collect(100.0, 10.0, wanted)

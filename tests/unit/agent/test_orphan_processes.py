@@ -11,27 +11,28 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.agent.children.children import Children
 from slurm_watchdog.agent.gpu.orphan_processes import NVML_AGE_S, UNSEEN_JOB_GRACE_S
 from slurm_watchdog.agent.proc.entry import Entry, ProcessFacts
 from slurm_watchdog.agent.proc.files import read_stat
-from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.knowledge.gpu_daemons import COMMS, MAX_NAME, is_daemon, is_system_service
 from slurm_watchdog.model.observations import Gpu
 from slurm_watchdog.model.protocol import EndProcess
 from tests.builders.gpu_node import GPUS, GRACE_S, USER, Node
+from tests.builders.requests import tasks
 
 KERNEL_THREAD = 0x00200000
 
 
 @pytest.fixture(scope="module")
-def probes() -> Iterator[WorkerPool]:
-    probes = WorkerPool({})
+def probes() -> Iterator[Children]:
+    probes = Children(tasks("name_users"))
     yield probes
     probes.close()
 
 
 @pytest.fixture
-def node(tmp_path: Path, probes: WorkerPool) -> Iterator[Node]:
+def node(tmp_path: Path, probes: Children) -> Iterator[Node]:
     node = Node(tmp_path, probes)
     yield node
     for process in node.started:
@@ -149,10 +150,7 @@ def test_a_list_older_than_its_process_accuses_nobody(node: Node) -> None:
 def test_where_links_may_not_be_read_an_old_process_on_the_list_counts_and_a_young_one_does_not(node: Node) -> None:
     pid = node.add(node.start("0"), "7")
 
-    def refuse(pid: int, thread: int) -> tuple[int, list[str]]:
-        raise PermissionError(13, "Permission denied")
-
-    node.holders.links_of = refuse
+    node.holders.devices_of = lambda threads: [None for _ in threads]
     assert node.rows_after(gpus=with_list(pid, 1)) == ()
     entry = node.table.pop(pid)
     long_ago = entry.known.start_ticks - int((NVML_AGE_S + 60) * os.sysconf("SC_CLK_TCK"))

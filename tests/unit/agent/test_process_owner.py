@@ -14,16 +14,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from slurm_watchdog.agent.helper.requests import TASKS
+from slurm_watchdog.agent.children.answers import Listeners
+from slurm_watchdog.agent.children.become_user import MIN_UID, Kind, refusal_to_look
+from slurm_watchdog.agent.children.requests import WorkerState
 from slurm_watchdog.agent.proc.entry import parse_status
 from slurm_watchdog.agent.proc.files import read_stat
-from slurm_watchdog.agent.processes.thread_calls import OF_ANYBODY
-from slurm_watchdog.agent.workers.answer_types import Listeners
-from slurm_watchdog.agent.workers.become_user import MIN_UID, refusal_to_look
-from slurm_watchdog.agent.workers.request_types import WorkerState
 from slurm_watchdog.model.evidence import ProcessState
 from slurm_watchdog.model.observations import Process, Role
-from tests.builders.requests import do
+from tests.builders.requests import BY_NAME, do
 
 USER, OTHER = 64983, 64984
 SECRET = "the-secret-of-this-process"
@@ -42,13 +40,11 @@ ROWS = [
 system's, of nobody's."""
 
 
-@pytest.mark.parametrize(("uids", "shown", "own"), [*itertools.product(ROWS, (0, USER), (None, USER))])
-def test_only_one_ordinary_user_through_and_through_is_looked_into(
-    uids: tuple[int, ...], shown: int, own: int | None
-) -> None:
+@pytest.mark.parametrize(("uids", "shown", "own"), [*itertools.product(ROWS, (0, USER), (OTHER, USER))])
+def test_only_one_ordinary_user_through_and_through_is_looked_into(uids: tuple[int, ...], shown: int, own: int) -> None:
     whole = (*uids, uids[1])
     assert refusal_to_look(whole, shown, own) is not None
-    assert refusal_to_look((USER,) * 4, USER, own) is None
+    assert (refusal_to_look((USER,) * 4, USER, own) is None) is (own == USER), "his own child alone"
     assert refusal_to_look((USER,) * 4, 0, own) is not None, "it may not be dumped: it is more than its user's"
     assert refusal_to_look((0,) * 4, 0, 0) is None, "an agent of root's own, of `run`"
     assert refusal_to_look((), USER, own) is not None
@@ -88,14 +84,14 @@ def asked(pid: int) -> dict[str, tuple[Any, Any]]:
         uid=USER,
     )
     return {
-        "identify": ({"processes": [[pid, None]]}, None),
+        "identify": ({"pids": [pid]}, None),
         "resolve_calls": (
             {"calls": [{"pid": pid, "thread": pid, "syscall": "write", "args": [1, 0, 0, 0, 0, 0]}]}, None
         ),
         "list_open_logs": ({"processes": [["7", pid, True]]}, {"7": []}),
         "list_open_mounts": ({"processes": [["7", pid, True]]}, {"7": []}),
         "read_shared_memory": ({"pids": [pid]}, [None]),
-        "read_threads": ({"files": [[what, pid, pid] for what in ("io", "call")]}, [None, None]),
+        "read_threads": ({"files": [[what, pid, pid] for what in ("io", "call", "devices")]}, [None] * 3),
         "read_process_states": ({"processes": [[pid, row.start_ticks]], "silent_mounts": ["/"]}, None),
         "dump_stacks": ({"node": "n1", "budget_s": 5.0, "processes": [msgspec.to_builtins(row)]}, None),
         "find_listeners": ({"processes": [[pid, row.start_ticks]], "port": 28028}, Listeners()),
@@ -108,11 +104,7 @@ def asked(pid: int) -> dict[str, tuple[Any, Any]]:
 
 def test_every_task_about_processes_is_tried_here() -> None:
     """A new task that is given a process belongs into `asked`."""
-    takes_pids = {name for name, task in TASKS.items() if not task.as_owner} - {
-        "list_mounts", "last_kernel_lines",
-    }  # fmt: skip
-    assert set(asked(os.getpid())) == takes_pids
-    assert {"devices"} == OF_ANYBODY, "it tells numbers of GPUs alone"
+    assert set(asked(os.getpid())) == {name for name, task in BY_NAME.items() if task.kind is Kind.PROCESSES}
 
 
 @pytest.mark.parametrize("name", sorted(asked(os.getpid())))
@@ -120,20 +112,19 @@ def test_nothing_is_learnt_of_and_nothing_done_to_root_the_system_and_set_user_i
     stranger: int, name: str
 ) -> None:
     args, nothing = asked(stranger)[name]
-    told: list[Any] = []
-    answer = do(name, args, WorkerState(send_part=told.append))
-    text = json.dumps(msgspec.to_builtins([answer, told]))
+    answer = do(name, args, WorkerState(USER))
+    text = json.dumps(msgspec.to_builtins(answer))
     assert SECRET not in text and "SLURM_JOB_ID" not in text and "/dev/null" not in text
     if nothing is not None:
         assert answer == nothing
     if name == "identify":
-        assert told[0].foreign and told[0].environ == {} and told[0].exe == ""
+        assert answer[0].foreign and answer[0].environ == {} and answer[0].exe == ""
     elif name == "read_process_states":
-        assert told[0].error and told[0] == ProcessState(pid=stranger, error=told[0].error)
+        assert answer[0].error and answer[0] == ProcessState(pid=stranger, error=answer[0].error)
     elif name == "dump_stacks":
         (stack,) = answer
-        assert (not stack.threads and "not an ordinary user" in stack.error) or "set-user-id" in stack.error
+        assert (not stack.threads and f"not uid {USER}'s" in stack.error) or "set-user-id" in stack.error
         assert not any((stack.wchan, stack.syscall, stack.io_bytes, stack.resident_bytes))
     elif name == "resolve_calls":
-        assert told[0].target.path is None
+        assert answer[0].target.path is None
     assert read_stat(stranger).state != "Z", "it lives on"

@@ -13,17 +13,16 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.agent.children.become_user import CAP_SETUID, CAP_SYS_PTRACE, capabilities
+from slurm_watchdog.agent.children.child import CPU_S, cpu_budget
+from slurm_watchdog.agent.children.children import Answer, Children
+from slurm_watchdog.agent.children.requests import WorkerState
 from slurm_watchdog.agent.evidence import last_lines, tool
 from slurm_watchdog.agent.processes import identify
-from slurm_watchdog.agent.workers.become_user import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, capabilities
-from slurm_watchdog.agent.workers.child import CPU_S, cpu_budget
-from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import WorkerState
-from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base import clock, redact
 from slurm_watchdog.base.regex_cost import op as _constants
 from slurm_watchdog.base.regex_cost import parser as _parser
-from tests.builders.requests import plain_request
+from tests.builders.requests import plain, plain_request
 
 MEANS = tool.Means(seconds=20.0, output_bytes=10_000, address_space=1 << 30, cpu_s=5, processes=4096)
 
@@ -53,14 +52,13 @@ def say_limits(args: Any, worker: WorkerState) -> list[int]:
 
 
 @pytest.fixture
-def probes() -> Iterator[WorkerPool]:
-    functions = {"spin": spin, "spin_and_forgive": spin_and_forgive, "eat": eat, "say_limits": say_limits}
-    probes = WorkerPool(functions, 4)
+def probes() -> Iterator[Children]:
+    probes = Children(tuple(map(plain, (spin, spin_and_forgive, eat, say_limits))), 4)
     yield probes
     probes.close()
 
 
-def answer(probes: WorkerPool, function: str) -> Answer:
+def answer(probes: Children, function: str) -> Answer:
     answers: list[Answer] = []
     request = probes.ask("a", plain_request(function), 60.0, clock.monotonic(), answers.append)
     assert request is not None
@@ -69,18 +67,18 @@ def answer(probes: WorkerPool, function: str) -> Answer:
 
 
 @pytest.mark.parametrize("function", ["spin", "spin_and_forgive"])
-def test_a_child_that_spins_is_no_answer_with_its_reason_and_works_on(probes: WorkerPool, function: str) -> None:
+def test_a_child_that_spins_is_no_answer_with_its_reason_and_works_on(probes: Children, function: str) -> None:
     spent = answer(probes, function)
     assert (spent.timed_out, spent.error) == (False, "given up after 0.2 s of CPU time")
     assert answer(probes, "say_limits").error is None
 
 
-def test_a_child_that_wants_too_much_memory_is_no_answer_with_its_reason(probes: WorkerPool) -> None:
+def test_a_child_that_wants_too_much_memory_is_no_answer_with_its_reason(probes: Children) -> None:
     assert "more memory than a child may use" in str(answer(probes, "eat").error)
 
 
 def test_a_child_leaves_no_core_file_and_the_kernel_ends_it_when_nothing_else_does(
-    probes: WorkerPool,
+    probes: Children,
 ) -> None:
     core, cpu_s = answer(probes, "say_limits").value
     assert core == 0
@@ -96,7 +94,7 @@ def test_a_variable_of_128_kib_is_cut_before_it_is_searched() -> None:
 
 
 def run(code: str, means: tool.Means = MEANS) -> tool.Ran:
-    return next(tool.run_tools([lambda: ([sys.executable, "-I", "-S", "-c", code], means)]))
+    return next(tool.run_tools([lambda: ([sys.executable, "-I", "-S", "-c", code], means)], []))
 
 
 def test_a_tool_what_it_prints_comes_whole_with_its_errors_and_its_code() -> None:
@@ -149,7 +147,7 @@ def test_a_tool_may_not_write_a_file_fill_the_memory_or_leave_a_core(tmp_path: P
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs capabilities to give up")
 def test_a_tool_has_the_capabilities_it_is_given_and_no_program_gives_it_more() -> None:
-    two = {CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH}
+    two = {CAP_SYS_PTRACE, CAP_SETUID}
     means = tool.Means(20.0, 10_000, 1 << 30, 5, 4096, frozenset(two))
     lines = dict(
         line.split(":\t", 1) for line in run("print(open('/proc/self/status').read())", means).out.decode().splitlines() if ":\t" in line
@@ -169,7 +167,7 @@ def test_several_tools_come_in_their_order_and_one_that_hangs_holds_up_no_other(
 
     codes = ["import time; time.sleep(60)", "print(1)", "print(2)", "print(3)"]
     jobs = [lambda n=n, code=code: job(n, code) for n, code in enumerate(codes)]  # type: ignore[misc]
-    rans = list(tool.run_tools(jobs))
+    rans = list(tool.run_tools(jobs, []))
     assert [ran.out for ran in rans] == [b"", b"1\n", b"2\n", b"3\n"]
     assert [ran.problem is None for ran in rans] == [False, True, True, True]
     assert begun == [0, 1, 2, 3]

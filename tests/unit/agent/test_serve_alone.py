@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_watchdog.agent.workers import become_user
+from slurm_watchdog.agent.children import become_user
 
 
 @pytest.fixture(autouse=True)

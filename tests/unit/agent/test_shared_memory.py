@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
+from slurm_watchdog.agent.children.requests import ReadSharedMemory, WorkerState
 from slurm_watchdog.agent.collectors.usage import OLD_S, SHARED_EVERY_S, SharedMemories
 from slurm_watchdog.agent.processes.open_mounts import read_shared_memory
-from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import ReadSharedMemory, WorkerState
 from slurm_watchdog.model.observations import Process, Resource, Role, Usage
-from tests.builders.fake_children import Children
+from tests.builders.fake_children import FakeChildren, looks
 
 OWN = "mount -t tmpfs -o size=1m tmpfs /dev/shm && head -c 900000 /dev/zero > /dev/shm/x && echo && exec cat"
 
@@ -26,14 +25,14 @@ def test_full_shm_of_a_job_is_read_in_its_own_namespace_and_the_nodes_own_is_non
         assert child.stdout is not None
         child.stdout.readline()
         asked = ReadSharedMemory([child.pid, plain.pid, 2**22 - 1])
-        found = read_shared_memory(asked, WorkerState(own_uid=os.getuid()))
-        refused = read_shared_memory(asked, WorkerState())
+        found = read_shared_memory(asked, WorkerState(os.getuid()))
+        refused = read_shared_memory(asked, WorkerState(1000))
         child.communicate()
         plain.communicate()
     private, of_node, gone = found
     assert private is not None and private[1] == 1 << 20 and private[0] >= 900_000
     assert (of_node, gone) == (None, None)
-    assert refused == [None, None, None], "root's processes are not looked into"
+    assert refused == [None, None, None], "another user's processes are not looked into"
 
 
 def rank(pid: int, job_id: str = "7", step_id: str = "0", **more: Any) -> Process:
@@ -43,8 +42,8 @@ def rank(pid: int, job_id: str = "7", step_id: str = "0", **more: Any) -> Proces
 
 def follow(answer: tuple[int, int] | None, seconds: int = 3600) -> tuple[list[float], tuple[Usage, ...]]:
     """When one step was asked about in so long, and what is reported at the end."""
-    children = Children()
-    memories = SharedMemories(cast("WorkerPool", children))
+    children = FakeChildren()
+    memories = SharedMemories(looks(children))
     rows = [rank(8), rank(7), rank(9, role=Role.WORKER)]
     for second in range(0, seconds, 30):
         found = memories.collect(rows, 100.0 + second, 10.0)
@@ -61,8 +60,8 @@ def test_job_with_its_own_is_asked_every_two_minutes_and_the_row_is_the_jobs() -
 
 
 def test_what_is_not_answered_any_more_and_what_is_of_a_job_that_is_gone_is_not_reported() -> None:
-    children = Children()
-    memories = SharedMemories(cast("WorkerPool", children))
+    children = FakeChildren()
+    memories = SharedMemories(looks(children))
     memories.collect([rank(7)], 0.0, 10.0)
     children.answer([(5, 10)])
     assert memories.collect([rank(7)], 30.0, 10.0)

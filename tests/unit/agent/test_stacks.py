@@ -12,7 +12,9 @@ import time
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.children.requests import DumpProcessStacks, WorkerState
 from slurm_watchdog.agent.evidence.stacks import (
+    TOO_MANY,
     _Dump,
     _thread_cpu_s,
     _undumped,
@@ -23,7 +25,6 @@ from slurm_watchdog.agent.evidence.stacks import (
 )
 from slurm_watchdog.agent.evidence.tool import Ran
 from slurm_watchdog.agent.proc.files import read_stat
-from slurm_watchdog.agent.workers.request_types import DumpProcessStacks, WorkerState
 from slurm_watchdog.diagnose.stacks.places import locate
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack
@@ -151,7 +152,7 @@ def test_the_thread_in_which_ray_trains_has_its_own_cpu_time_in_each_dump() -> N
             "os_thread_id": train.native_id,
             "thread_name": train.name,
         }
-        dump = _Dump(this_process(), WorkerState(own_uid=os.getuid()), before)
+        dump = _Dump(this_process(), WorkerState(os.getuid()), before)
         while _thread_cpu_s(os.getpid(), train.native_id or 0) < 0.2:  # type: ignore[operator]
             time.sleep(0.02)
         dump.finish(
@@ -180,7 +181,7 @@ def test_dump_of_a_process_that_waits_for_a_lock_has_its_stack_and_what_the_kern
             time.sleep(0.01)
         ticks = stat.start_ticks
         wanted = replace(this_process(), pid=child.pid, start_ticks=ticks, uid=os.getuid())
-        own = WorkerState(own_uid=os.getuid())
+        own = WorkerState(os.getuid())
         (stack,) = dump_stacks(DumpProcessStacks(node="n1", budget_s=20.0, processes=[wanted]), own)
     finally:
         child.kill()
@@ -190,3 +191,15 @@ def test_dump_of_a_process_that_waits_for_a_lock_has_its_stack_and_what_the_kern
     assert stack.syscall in {None, "futex"}  # None: this user may not read it
     assert stack.syscall == "futex" or os.getuid() != 0
     assert locate(stack).doing is Place.LOCK or os.getuid() != 0
+
+
+def test_of_a_user_of_whom_enough_dumps_hang_no_other_process_is_dumped() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        row = Process(
+            pid=child.pid, start_ticks=read_stat(child.pid).start_ticks, job_id="7", role=Role.RANK, comm="python",
+            state="S", uid=os.getuid(),
+        )  # fmt: skip
+        request = DumpProcessStacks("n1", 20.0, [row], may_hang=0)
+        (stack,) = dump_stacks(request, WorkerState(os.getuid()))
+        assert (stack.error, stack.threads) == (TOO_MANY, ()) and stack.state is not None
+        child.kill()

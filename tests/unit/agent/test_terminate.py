@@ -9,17 +9,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.helper.requests import RefusedError
+from slurm_watchdog.agent.children.become_user import MIN_UID
+from slurm_watchdog.agent.children.requests import SignalProcess
+from slurm_watchdog.agent.commands import Commands
 from slurm_watchdog.agent.proc.files import BOOT_ID, read_file, read_stat
 from slurm_watchdog.agent.processes import terminate
 from slurm_watchdog.agent.processes.terminate import NotEndedError, ProcessToEnd, end
-from slurm_watchdog.agent.workers.become_user import MIN_UID
-from slurm_watchdog.model.protocol import ProcessEnd
-from tests.builders.requests import check_request
+from slurm_watchdog.model.protocol import EndProcess, ProcessEnd
+from tests.builders.agent_context import context_of
+from tests.builders.fake_children import FakeChildren
 
 UID = 64985 if os.geteuid() == 0 else os.getuid()
 JOB = "987654321"
@@ -319,22 +323,28 @@ ASKED = {
 }  # fmt: skip
 
 
-def test_the_helper_takes_what_names_one_process_of_one_user_and_job() -> None:
-    check_request("end_process", ASKED, -1)
+def test_a_request_names_one_process_of_one_user_and_job() -> None:
+    assert msgspec.convert(ASKED, SignalProcess).uid == 64985
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"uid": 0}, {"uid": 99}, {"uid": -1}, {"how": "stop"}, {"how": 9}, {"pid": 0}, {"pid": -1}, {"job_id": ""},
-        {"job_id": "77\n"}, {"job_id": "*"}, {"minors": []}, {"devices": "/etc/passwd"}, {"start_ticks": None},
+        {"how": "stop"}, {"how": 9}, {"pid": 0}, {"pid": -1}, {"job_id": ""}, {"job_id": "77\n"}, {"job_id": "*"},
+        {"minors": []}, {"devices": "/etc/passwd"}, {"start_ticks": None},
     ],
 )  # fmt: skip
-def test_the_helper_refuses_what_is_no_such_request(change: dict[str, object]) -> None:
-    with pytest.raises(RefusedError):
-        check_request("end_process", ASKED | change, -1)
+def test_what_is_no_such_request_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(ASKED | change, SignalProcess)
 
 
-def test_nobody_is_ended_as_somebody_else() -> None:
-    with pytest.raises(RefusedError, match="as no one else"):
-        check_request("end_process", ASKED, 64985)
+@pytest.mark.parametrize("uid", [0, 99, MIN_UID - 1])
+def test_no_process_of_roots_or_the_systems_is_ended_and_no_child_is_asked(uid: int) -> None:
+    children, logs = FakeChildren(), SimpleNamespace(become_owner=True, watch={})
+    fine = SimpleNamespace(objection=lambda *asked: None)
+    jobs = SimpleNamespace(running=lambda now: frozenset())
+    here = Commands(context_of(children, logs, orphan_gpu_processes=fine, jobs=jobs))
+    here.accept((EndProcess(id="e", **{**ASKED, "uid": uid, "boot_id": "now", "minors": (0,)}),), 0.0)  # type: ignore[arg-type]
+    (result,) = here.take_results()
+    assert not result.ok and "is not an ordinary user" in (result.error or "") and children.asked == []

@@ -62,7 +62,7 @@ def test_every_command_explains_itself_with_an_example(command: str) -> None:
 def test_the_list_of_commands_is_the_one_that_scripts_depend_on() -> None:
     assert set(COMMANDS) == {
         "run", "status", "incidents", "show", "diagnose", "restart", "pause", "resume", "silence", "nodes", "test-nodes", "report", "doctor",
-        "agent", "controller", "courier", "helper", "replay", "scan-log", "group-stacks",
+        "agent", "controller", "courier", "replay", "scan-log", "group-stacks",
     }  # fmt: skip
     people, services = re.split(r"\nServices and development:\n", run("--help").output)
     shown = re.findall(r"^  ([a-z-]+)  ", people.partition("\nCommands:\n")[2], re.MULTILINE)

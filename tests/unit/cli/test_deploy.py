@@ -12,19 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.agent.children.become_user import NEEDED
 from slurm_watchdog.agent.delivery.courier_link import SOCKET as COURIER_SOCKET
-from slurm_watchdog.cli import services as helper_command
 from slurm_watchdog.cli.main import main
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
-from tests import helper_process
+from tests.rig.rights import CAPABILITIES
 
-UNITS = ["slurm-watchdog-agent", "slurm-watchdog-controller", "slurm-watchdog-courier", "slurm-watchdog-helper"]
-EXPOSURE = {
-    "slurm-watchdog-controller": 1.5, "slurm-watchdog-agent": 1.4, "slurm-watchdog-courier": 1.6,
-    "slurm-watchdog-helper": 3.0,
-}  # fmt: skip
+UNITS = ["slurm-watchdog-agent", "slurm-watchdog-controller", "slurm-watchdog-courier"]
+EXPOSURE = {"slurm-watchdog-controller": 1.5, "slurm-watchdog-agent": 3.2, "slurm-watchdog-courier": 1.6}
 """As systemd-analyze counts it, from 0 (nothing) to 10: no more than this."""
 
 
@@ -142,12 +139,11 @@ def settings_of(checkout: Path, name: str) -> list[tuple[str, str]]:
     return [(key, value) for line in lines if line[:1] not in ("#", "[", "") for key, _, value in [line.partition("=")]]
 
 
-def test_the_agent_has_no_capability_and_the_helper_those_that_are_tested(checkout: Path) -> None:
-    agent, helper = (dict(settings_of(checkout, f"slurm-watchdog-{each}.service")) for each in ("agent", "helper"))
-    assert (agent["CapabilityBoundingSet"], agent["AmbientCapabilities"]) == ("", "")
-    wanted = " ".join(f"CAP_{each.upper()}" for each in helper_process.CAPABILITIES)
-    assert set(helper["CapabilityBoundingSet"].split()) == set(wanted.split())
-    assert helper["AmbientCapabilities"] == helper["CapabilityBoundingSet"]
+def test_the_agent_has_the_capabilities_that_are_tested_and_that_it_takes(checkout: Path) -> None:
+    agent = dict(settings_of(checkout, "slurm-watchdog-agent.service"))
+    held = set(agent["CapabilityBoundingSet"].split())
+    assert held == {f"CAP_{each.upper()}" for each in CAPABILITIES} == set(NEEDED)
+    assert agent["AmbientCapabilities"] == agent["CapabilityBoundingSet"]
 
 
 def test_no_group_reads_what_the_controller_keeps_and_people_are_in_a_group_of_their_own(
@@ -171,12 +167,8 @@ def test_users_socket_and_directories_fit_together(checkout: Path) -> None:
         settings = dict(settings_of(checkout, f"{unit}.service"))
         assert settings["User"] == settings["Group"]
         assert settings["User"] in users
-    sock = dict(settings_of(checkout, "slurm-watchdog-helper.socket"))
     agent = dict(settings_of(checkout, "slurm-watchdog-agent.service"))
-    assert sock["ListenSequentialPacket"] == Config().agent.helper_socket == helper_command.SOCKET
-    assert sock["SocketGroup"] == agent["Group"] == helper_command.AGENT
-    assert sock["SocketMode"] == "0660"
-    assert agent["Requires"] == "slurm-watchdog-helper.socket slurm-watchdog-courier.socket"
+    assert agent["Requires"] == "slurm-watchdog-courier.socket"
     sock = dict(settings_of(checkout, "slurm-watchdog-courier.socket"))
     assert (sock["ListenStream"], sock["SocketGroup"], sock["SocketMode"]) == (COURIER_SOCKET, agent["Group"], "0660")
 
@@ -204,7 +196,7 @@ def test_what_the_packages_make_for_switches_and_state_is_the_agent_s(checkout: 
     assert "StateDirectory" not in agent
 
 
-@pytest.mark.parametrize("unit", ["slurm-watchdog-agent", "slurm-watchdog-courier", "slurm-watchdog-helper"])
+@pytest.mark.parametrize("unit", ["slurm-watchdog-agent", "slurm-watchdog-courier"])
 def test_no_unit_of_a_compute_node_makes_systemd_walk_into_mounts_that_may_hang(checkout: Path, unit: str) -> None:
     settings = settings_of(checkout, f"{unit}.service")
     names = {key for key, _ in settings}

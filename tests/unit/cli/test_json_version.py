@@ -16,7 +16,7 @@ from slurm_watchdog.cli.main import main
 from slurm_watchdog.model.report import Report
 from tests.builders.cli import FakeController, explanation, incident, run, status
 
-NO_JSON = {"controller", "courier", "helper", "run"}
+NO_JSON = {"controller", "courier", "run"}
 """Commands that run something, and print no document."""
 LINES = {"agent"}
 """Prints its reports, an object a line."""

@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.agent.children.answers import ScannedPlace
+from slurm_watchdog.agent.children.children import Answer
+from slurm_watchdog.agent.children.requests import Request, ScanCheckpoints
 from slurm_watchdog.agent.collectors.checkpoint import CLOCK_PATTERN, CLOCK_S, CheckpointSchedule
 from slurm_watchdog.agent.logs.job_logs import JobLogs
-from slurm_watchdog.agent.workers.answer_types import ScannedPlace
-from slurm_watchdog.agent.workers.request_types import Request, ScanCheckpoints
-from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
 from slurm_watchdog.controller.state.progress_clock import apply_step, read_progress
 from slurm_watchdog.model.observations import Event
 from slurm_watchdog.model.protocol import JobWatch
+from tests.builders.fake_children import looks
 from tests.builders.requests import answer_to
 
 
@@ -86,7 +87,7 @@ def touched(path: Path, at: float) -> None:
 
 def test_each_change_is_an_event_and_the_first_look_only_tells_where_the_count_stands(tmp_path: Path) -> None:
     children: Any = Children()
-    logs = JobLogs(children, (), "n1", (), False)
+    logs = JobLogs(looks(children), (), "n1", (), False)
     logs.here.hear([JobWatch(job_id="7", restarts=0, uid=0, progress_files=(str(tmp_path / "heartbeat"),))])
     collector = CheckpointSchedule(children, logs, 60.0)
     found: list[tuple[float | None, bool]] = []

@@ -25,7 +25,7 @@ from tests.builders.identity_door import listening
 
 NODE: dict[str, object] = {
     **dict.fromkeys(
-        ["unit_state", "helper_problem", "controller_problem", "standby_problem", "certificate_problem", "certificate_days", "open_secret", "offset_s", "nvml_problem", "gpus_missing", "state_problem", "kernel_log_problem"]
+        ["unit_state", "controller_problem", "standby_problem", "certificate_problem", "certificate_days", "open_secret", "offset_s", "nvml_problem", "gpus_missing", "state_problem", "kernel_log_problem"]
     ),
     "where": "n1", "service": "agent", "agent": True, "root": True, "unit_state": "active", "first_start": False,
     "py_spy": True, "ptrace_scope": "1", "hidepid": False, "gpu_devices": 8, "nvml_gpus": 8, "has_munge": True,
@@ -98,7 +98,6 @@ def test_a_node_and_a_cluster_that_are_well_lack_nothing() -> None:
         ("ptrace_scope", Level.WARNING, {"ptrace_scope": "2", "root": False}),
         ("hidepid", Level.WARNING, {"hidepid": True, "root": False}),
         ("kernel_log", Level.WARNING, {"kernel_log_problem": "/dev/kmsg: Operation not permitted"}),
-        ("helper", Level.CRITICAL, {"helper_problem": "/run/slurm-watchdog-helper/socket: Connection refused"}),
         ("certificate", Level.CRITICAL, {"certificate_problem": "agent.key cannot be read"}),
         ("certificate_end", Level.WARNING, {"certificate_days": 12}),
         ("certificate_end", Level.CRITICAL, {"certificate_days": -1}),

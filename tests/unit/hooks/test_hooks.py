@@ -25,16 +25,17 @@ sys.path.insert(0, str(HOOKS))
 
 from slurm_watchdog_hooks import Heartbeat, KillSwitch, Watchdog, agreement  # noqa: E402
 
+from slurm_watchdog.agent.children.children import Children  # noqa: E402
+from slurm_watchdog.agent.children.requests import ListMounts, WorkerState  # noqa: E402
 from slurm_watchdog.agent.logs.follow import FollowLimits, FollowMemory  # noqa: E402
 from slurm_watchdog.agent.logs.job_logs import JobLogs  # noqa: E402
-from slurm_watchdog.agent.workers.pool import WorkerPool  # noqa: E402
-from slurm_watchdog.agent.workers.request_types import WorkerState  # noqa: E402
 from slurm_watchdog.base import clock  # noqa: E402
 from slurm_watchdog.base.mounts import Mount  # noqa: E402
 from slurm_watchdog.controller.state.progress_clock import LEFT_AFTER_S, apply_step, main_clock  # noqa: E402
 from slurm_watchdog.model.observations import Event, EventKind, LogFile  # noqa: E402
 from slurm_watchdog.model.protocol import JobWatch  # noqa: E402
-from tests.builders.requests import do  # noqa: E402
+from tests.builders.fake_children import looks  # noqa: E402
+from tests.builders.requests import BY_NAME, tasks  # noqa: E402
 from tools.packaging.build import make  # noqa: E402
 
 
@@ -460,15 +461,15 @@ def test_jax_has_the_loop_s_watchdog(given: Path) -> None:
 def follow_impatiently(fields: Any, worker: WorkerState) -> Any:
     """The real one; a file that is new is found at once."""
     worker.memory(FollowMemory).limits = FollowLimits(expand_every_s=0.0)
-    return do("follow", fields, worker)
+    return BY_NAME["follow"].do(fields, worker)
 
 
 def test_the_agent_reads_the_heartbeat_of_this_run_step_by_step_and_its_phases(tmp_path: Path) -> None:
     """Real lines of the hook, read by the agent's collector of logs through its own child."""
     run = tmp_path / "4.0 [of mine]"
     run.mkdir()
-    probes = WorkerPool({"follow": follow_impatiently, "list_mounts": nothing, "list_open_logs": nothing})
-    logs = JobLogs(probes, (Mount("/", "ext4", "/dev/sda1"),), "n1", (), become_owner=False)
+    probes = Children(tasks(follow=follow_impatiently, list_mounts=nothing, list_open_logs=nothing))
+    logs = JobLogs(looks(probes), (Mount("/", "ext4", "/dev/sda1"),), "n1", (), become_owner=False)
     logs.here.hear([JobWatch(job_id="4", restarts=0, uid=os.getuid())])
     environs = {"4": {"SLURM_WATCHDOG_HEARTBEAT": str(run / "heartbeat")}}
     beat = Heartbeat(str(run / "heartbeat"), writes=True)
@@ -476,6 +477,7 @@ def test_the_agent_reads_the_heartbeat_of_this_run_step_by_step_and_its_phases(t
 
     def look(condition: Any = lambda: True) -> tuple[LogFile, ...]:
         for _ in range(300):
+            probes.poll(clock.monotonic())  # as each tick does: an answer that came late
             rows, new, _ = logs.collect(clock.monotonic(), (), environs, 10.0)
             # A phase is in every report while it lasts.
             events.extend(
@@ -515,7 +517,7 @@ def test_the_agent_reads_the_heartbeat_of_this_run_step_by_step_and_its_phases(t
 
 
 def nothing(fields: Any, worker: Any) -> Any:
-    return [] if not fields else {}
+    return [] if isinstance(fields, ListMounts) else {}
 
 
 def test_the_heartbeat_is_believed_before_every_other_count_until_it_is_left() -> None:

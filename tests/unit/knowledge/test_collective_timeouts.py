@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_watchdog.agent.workers.request_types import IdentifyProcesses
+from slurm_watchdog.agent.children.requests import IdentifyProcesses, WorkerState
 from slurm_watchdog.knowledge.trainer_options import (
     MAX_S,
     NCCL_DEFAULT_S,
@@ -19,7 +20,7 @@ from slurm_watchdog.knowledge.trainer_options import (
     Timeout,
     timeout_in,
 )
-from tests.builders.requests import parts_of
+from tests.builders.requests import answer_to
 
 CASES = [
     ("python pretrain_gpt.py --bf16 --distributed-timeout-minutes 60 --save /c", 3600.0),
@@ -107,7 +108,7 @@ def test_a_real_rank_is_read_at_discovery_and_its_secrets_are_not_kept() -> None
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            answer = parts_of(IdentifyProcesses([(process.pid, None)]))[0]
+            answer = answer_to(IdentifyProcesses([process.pid]), WorkerState(os.getuid()))[0]
         finally:
             process.kill()
     assert answer.collective_timeout == Timeout(2700.0, assumed=False)

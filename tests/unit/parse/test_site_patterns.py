@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_watchdog.agent.children.requests import Follow, WorkerState
 from slurm_watchdog.agent.logs import follow
-from slurm_watchdog.agent.workers.request_types import Follow, WorkerState
 from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.training_log.line import Rows, all_rows, parse_line

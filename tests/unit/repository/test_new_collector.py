@@ -90,7 +90,7 @@ def run(tree: Path, *words: str, stdin: bytes = b"") -> bytes:
 
 def test_recipe_of_a_collector_followed_gives_it_in_report_wire_tables_metrics_and_pages(tree: Path) -> None:
     config = tree / "c.yaml"
-    config.write_text("agent: {node_name: n1, kernel_log: '', helper_socket: '', state_directory: ''}\n")
+    config.write_text("agent: {node_name: n1, kernel_log: '', state_directory: ''}\n")
     said = run(tree, "-c", AGENT, str(config))
     threads = json.loads(said)["load"]["threads"]
     assert threads >= 0

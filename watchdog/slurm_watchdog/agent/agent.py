@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import slurm_watchdog
+from slurm_watchdog.agent.children.child import FIRST_TRIM, TRIM_EVERY, give_back_memory
 from slurm_watchdog.agent.collectors.collector import Collectors, CollectorSpec
 from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.agent.commands import Commands
@@ -17,7 +18,6 @@ from slurm_watchdog.agent.memory import Memory, MemoryFile
 from slurm_watchdog.agent.proc.files import BOOT_ID, read_words
 from slurm_watchdog.agent.processes.report_rows import choose
 from slurm_watchdog.agent.settings import Settings
-from slurm_watchdog.agent.workers.child import FIRST_TRIM, TRIM_EVERY, give_back_memory
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.redact import masked
 from slurm_watchdog.base.structs import picked
@@ -36,7 +36,7 @@ def node_name(config: Settings) -> str:
 
 
 class Agent:
-    """What one agent knows and does. To be made before any other thread: it forks its children's parent."""
+    """What one agent knows and does. Its children are forked from this process."""
 
     def __init__(
         self, config: Settings, once: bool = False, collectors: Iterable[CollectorSpec] = COLLECTORS
@@ -49,7 +49,7 @@ class Agent:
         self.before = before = self.memory.take(clock.monotonic())
         self.sums = before.sums
         self.context = context = make_context(config, self.node, self.boot_id, once, before, self._keep_position)
-        self.probes, self.jobs, self.gpus = context.workers, context.jobs, context.gpus
+        self.children, self.jobs, self.gpus = context.children, context.jobs, context.gpus
         self.collectors = Collectors(collectors, context)
         self.commands = Commands(context, config.kill_switch_prefixes)
         self.seen = loop.Isolated()  # What became of the collectors in the last tick.
@@ -63,15 +63,14 @@ class Agent:
     def tick(self, now: float) -> Report:
         """One look at everything. A collector that fails leaves its section empty and a sentence in `problems`."""
         seen = self.seen = loop.Isolated()
-        self.probes.check()
-        self.probes.poll(now)
+        self.children.poll(now)
         self.collectors.begin(now, seen)
         sections = tuple(self.collectors.collect(now, seen))
         aside = loop.Isolated()
         loop.isolate("commands", lambda: self._advance_commands(now), None, aside)
         seen.problems.extend(aside.problems)
         self.collectors.note_problems(now, seen)
-        seen.problems.extend(self.probes.problems())
+        seen.problems.extend(self.children.problems())
         self.sequence += 1
         if self.sequence % TRIM_EVERY == FIRST_TRIM:
             give_back_memory()
@@ -85,7 +84,7 @@ class Agent:
             "interval_s",
             made_s=clock.since_boot(),
             agent_version=slurm_watchdog.__version__,
-            hung_probes=self.probes.hung(now),
+            hung_probes=self.children.hung(now),
             results=self.commands.take_results(),
             problems=tuple(seen.problems),
         )
@@ -125,7 +124,8 @@ class Agent:
             self._closed = True
             self.collectors.close(clock.monotonic())
             self.context.supervisors.close()
-            self.probes.close()
+            self.context.processes.table.close()
+            self.children.close()
 
     def remember(self, reports: tuple[Waiting, ...], controller_id: str) -> None:
         """Keeps what the next agent has to know; `reports` are those that the controller has not taken. To be called
@@ -133,7 +133,7 @@ class Agent:
         now = clock.monotonic()
         memory = Memory(
             kernel_log=self._position,
-            hung=self.probes.unanswered(now),
+            hung=self.children.unanswered(now),
             reports=reports,
             processes=self.context.processes.memory(),
             logs=self.context.logs.memory(),

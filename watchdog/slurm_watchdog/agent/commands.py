@@ -14,14 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from slurm_watchdog.agent.collectors.collector import CollectorContext
-from slurm_watchdog.agent.delivery.replies import MAX_COMMANDS
-from slurm_watchdog.agent.evidence.collection import Collection
-from slurm_watchdog.agent.evidence.stacks import choose
-from slurm_watchdog.agent.files.as_owner import remove_kill_switch, write_kill_switch
-from slurm_watchdog.agent.workers.become_user import refusal_as
-from slurm_watchdog.agent.workers.child import give_back_memory
-from slurm_watchdog.agent.workers.request_types import (
+from slurm_watchdog.agent.children.become_user import refusal_as, refusal_to_become
+from slurm_watchdog.agent.children.child import give_back_memory
+from slurm_watchdog.agent.children.children import Answer
+from slurm_watchdog.agent.children.requests import (
     DumpProcessStacks,
     KillSwitch,
     RemoveSwitch,
@@ -29,7 +25,11 @@ from slurm_watchdog.agent.workers.request_types import (
     WorkerState,
     WriteSwitch,
 )
-from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.agent.collectors.collector import CollectorContext
+from slurm_watchdog.agent.delivery.replies import MAX_COMMANDS
+from slurm_watchdog.agent.evidence.collection import Collection, why_no_dump
+from slurm_watchdog.agent.evidence.stacks import choose
+from slurm_watchdog.agent.files.as_owner import remove_kill_switch, write_kill_switch
 from slurm_watchdog.base.descriptors import describe
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.evidence import ProcessStack
@@ -116,15 +116,14 @@ class Commands:
 
     context: CollectorContext
     switch_prefixes: tuple[str, ...] = ()
-    """Directories below which kill switches may lie, besides KILL_SWITCH_BASE. The helper has a list of its
-    own, from root."""
+    """Directories below which kill switches may lie, besides KILL_SWITCH_BASE."""
     _collections: list[Collection] = field(default_factory=list)
     _seen: OrderedDict[str, bool] = field(default_factory=OrderedDict)  # Id -> whether its answer was taken.
     _waiting: list[tuple[Command, float]] = field(default_factory=list)
     _results: list[CommandResult] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.probes, self.logs, self.node = self.context.workers, self.context.logs, self.context.node
+        self.children, self.logs, self.node = self.context.children, self.context.logs, self.context.node
         self.sections, self.deadline_s = self.context.sections, self.context.settings.probe_deadline
         self.switches = OwnSwitches()
 
@@ -241,12 +240,15 @@ class Commands:
         return self._start_kill_switch(command, now)
 
     def _start_stacks(self, command: DumpStacks, now: float, left_s: float) -> bool:
-        mine = self._processes_of(command)
-        self._check_child("stacks", "the child that reads stacks has not returned", now)
+        chosen = list(choose(self._processes_of(command)))
+        uid = chosen[0].uid if chosen else os.getuid()
+        if (problem := why_no_dump(self.children, uid, now)) is not None:
+            raise Refused(problem)
         budget_s = max(1.0, min(STACKS_BUDGET_S, left_s - 2.0))
-        request = DumpProcessStacks(node=self.node, budget_s=budget_s, processes=list(choose(mine)))
+        room = self.children.room(uid)
+        request = DumpProcessStacks(node=self.node, budget_s=budget_s, processes=chosen, may_hang=room)
         then = partial(self._answer_stacks, command)
-        return self.probes.ask("stacks", request, budget_s + 2.0, now, then) is not None
+        return self.children.ask(f"stacks:{uid}", request, budget_s + 2.0, now, then, uid) is not None
 
     def _answer_stacks(self, command: DumpStacks, answer: Answer[list[ProcessStack]]) -> None:
         self._answer(command.id, answer.error, stacks=tuple(answer.value or ()))
@@ -299,7 +301,7 @@ class Commands:
         def then(answer: Answer[None]) -> None:
             self._answer_kill_switch(command, answer.error)
 
-        return self.probes.ask(key, request, self.deadline_s, now, then, uid) is not None
+        return self.children.ask(key, request, self.deadline_s, now, then, uid) is not None
 
     def _answer_kill_switch(self, command: WriteKillSwitch | RemoveKillSwitch, error: str | None) -> None:
         kind, outcome = type(command).__name__, error or "done"
@@ -327,13 +329,15 @@ class Commands:
         try:
             if command.how != "look" and (objection := self._objection(command, now)) is not None:
                 raise Refused(objection)
-            self._check_child("end_process", "the child that ends processes has not returned", now)
+            self._check_child(f"end:{command.uid}", "the child that ends processes has not returned", now)
+            if (refusal := refusal_to_become(command.uid)) is not None:
+                raise Refused(refusal)
         except Refused as reason:
             self._answer_ending(command, ProcessEnd(refusal=str(reason)))
             return True
         request = picked(SignalProcess, command, minors=list(command.minors))  # the worker refuses any other `how`
         then = partial(self._answer_end_of_process, command)
-        return self.probes.ask("end_process", request, END_S, now, then) is not None
+        return self.children.ask(f"end:{command.uid}", request, END_S, now, then, command.uid, idle_s=0.0) is not None
 
     def _objection(self, command: EndProcess, now: float) -> str | None:
         processes, running = self.context.processes, self.context.jobs.running(now)
@@ -367,7 +371,7 @@ class Commands:
 
     def _check_child(self, key: str, silent: str, now: float) -> None:
         """Raises Refused, in the words of `silent`, while the child of this key hangs."""
-        if (since_s := self.probes.hung_since(key, now)) is not None:
+        if (since_s := self.children.hung_since(key, now)) is not None:
             raise Refused(f"{silent} for {since_s:.0f} s")
 
     def _uid(self, uid: int) -> int:

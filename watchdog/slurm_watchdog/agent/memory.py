@@ -14,14 +14,14 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.children.child import decode, encode
+from slurm_watchdog.agent.children.children import HungChild
 from slurm_watchdog.agent.delivery.spool import Waiting
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanMemory
 from slurm_watchdog.agent.logs.open_logs import LogMemory
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import ProcessMemory
 from slurm_watchdog.agent.sums import NodeSums
-from slurm_watchdog.agent.workers.child import decode, encode
-from slurm_watchdog.agent.workers.worker import HungWorker
 from slurm_watchdog.base.descriptors import describe
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
     written_at: float = 0.0
     kernel_log: int | None = None  # Sequence number of the next record.
-    hung: tuple[HungWorker, ...] = ()
+    hung: tuple[HungChild, ...] = ()
     reports: tuple[Waiting, ...] = ()  # Encoded, and not taken by the controller yet.
     processes: ProcessMemory = ProcessMemory()
     logs: LogMemory = LogMemory()

@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.agent import Agent
+from slurm_watchdog.agent.children.become_user import serve_alone, why_too_mighty
 from slurm_watchdog.agent.collectors.usage import parse_meminfo
 from slurm_watchdog.agent.frames import Frames
 from slurm_watchdog.agent.memory import Memory
@@ -20,8 +21,6 @@ from slurm_watchdog.agent.processes.exit_watch import Exits
 from slurm_watchdog.agent.processes.report_rows import reduced
 from slurm_watchdog.agent.reload import Reload
 from slurm_watchdog.agent.settings import NO_CONTROLLER, Settings, become_agent
-from slurm_watchdog.agent.workers.become_user import serve_alone, why_too_mighty
-from slurm_watchdog.agent.workers.spawner import SpawnerDied
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.commit import JSON_SCHEMA_VERSION
 from slurm_watchdog.config.knowledge_files import put_in_force
@@ -105,7 +104,7 @@ class Service:
         """With `echo` each report is also a line on standard output. `file` is read again at SIGHUP."""
         self.agent, self.sender, self.metrics, self.signals = agent, sender, metrics, signals
         self.echo = echo
-        self.exits = Exits()
+        self.exits = Exits(agent.context.processes.table.is_there)
         self.controller_id = agent.before.controller_id
         self.frames = Frames()
         self._replied_at = float("inf")  # When the controller last took a report.
@@ -170,8 +169,7 @@ class Service:
     def between(self, now: float) -> None:
         """Takes what children and controller said meanwhile; results of commands, and that a rank has ended,
         go out at once."""
-        self.agent.probes.check()
-        self.agent.probes.poll(now)
+        self.agent.children.poll(now)
         link = self.agent.context.supervisors
         loop.isolate("supervisors", partial(link.serve, now), None, loop.Isolated())
         self._take_replies(now)
@@ -201,7 +199,7 @@ class Service:
     def wake_fds(self) -> list[int]:
         """Descriptors for which `between` is called when they can be read."""
         others = (*self.exits.filenos(), *self.agent.context.supervisors.filenos(clock.monotonic()))
-        return [self.sender.link.fileno(), *self.agent.probes.filenos(), *others]
+        return [self.sender.link.fileno(), *self.agent.children.filenos(), *others]
 
     def _take_replies(self, now: float) -> None:
         self.sender.pump()
@@ -230,15 +228,14 @@ class Service:
 def run_agent(config: Settings, *, once: bool = False, as_json: bool = False, file: str = "") -> int:
     """The agent as a daemon until SIGTERM, or with `once` two ticks and their outcome on standard output. Returns the
     exit code. At SIGHUP `file` is read again, and this process restarts with it. Without `once` it is 2 for a process
-    with rights that are the helper's."""
+    with more rights than an agent needs."""
     if not once and not config.controller_urls:
         log.critical("%s", NO_CONTROLLER)
         return EXIT_USAGE
     if not once and not config.personal and (mighty := why_too_mighty()) is not None:
         log.critical(
-            "%s, and the agent is to have no rights: what takes some is done by the helper. Start both by their units "
-            "(systemctl enable --now slurm-watchdog-agent), or the agent as its own user beside "
-            "`slurm-watchdog helper --agent-user THAT_USER`; `slurm-watchdog agent --once` may be run by root",
+            "%s, which the agent must not have: start it by its unit (systemctl enable --now slurm-watchdog-agent); "
+            "`slurm-watchdog agent --once` may be run by root",
             mighty,
         )
         return EXIT_USAGE
@@ -250,15 +247,12 @@ def run_agent(config: Settings, *, once: bool = False, as_json: bool = False, fi
         if once:
             return _show_once(agent, as_json)
         return _serve(agent, config, as_json, file)
-    except SpawnerDied as error:
-        log.critical("%s: ending, to be started again", error)
-        return 1
     finally:
         agent.close()
 
 
 def _serve(agent: Agent, config: Settings, echo: bool, file: str) -> int:
-    # Imported only now: the children, forked long ago, need neither, and their memory counts.
+    # Imported only now: `--once` needs neither.
     from slurm_watchdog.agent.delivery.sender import Sender
     from slurm_watchdog.agent.delivery.spool import Spool
     from slurm_watchdog.agent.metrics import AgentMetrics
@@ -282,13 +276,7 @@ def _serve(agent: Agent, config: Settings, echo: bool, file: str) -> int:
         metrics.count_tick,
         service.wanted_at,
     )
-    try:
-        service.last_tick()
-    except SpawnerDied:
-        if not signals.stop:
-            raise
-        metrics.remove()
-        return 0  # it got the signal to end, too, and was faster
+    service.last_tick()
     sender.stop()
     settings = service.reload.settings
     restarts = signals.restart and settings is not None

@@ -1,4 +1,4 @@
-"""Imported before all else by the agent and its helper: what msgspec finds it uses, and typing_extensions is
+"""Imported before all else by the agent: what msgspec finds it uses, and typing_extensions is
 0.4 MiB in each of their images.
 
 It is there for SQLAlchemy's sake, on machines with the controller's package; msgspec does without it.

@@ -157,7 +157,7 @@ def sort_of(path: str) -> str:
 
 def read_dumps(paths: Sequence[str]) -> Answer:
     """Who keeps the others waiting: code 0: no rank waits; 1: a rank is named; 3: neither is known."""
-    from slurm_watchdog.agent.workers.child import limit_address_space
+    from slurm_watchdog.agent.children.child import limit_address_space
     from slurm_watchdog.analysis.collective_order import order_of, words_of
 
     limit_address_space(MEMORY_BYTES)

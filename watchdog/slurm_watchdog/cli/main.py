@@ -49,7 +49,6 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "controller": ("services.controller", "The service on the management node."),
     "replay": ("replay", "Replay a recording offline: what would have been done."),
     "courier": ("services.courier", "Is the agent's network."),
-    "helper": ("services.helper", "Performs the agent's privileged operations."),
     "scan-log": ("scan_log", "Find the root cause in job logs."),
     "group-stacks": ("group_stacks", "Group the stacks of all ranks: which one differs."),
 }
@@ -57,7 +56,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 of all, which imports none of them."""
 SERVICES = ("agent", "controller", "replay")
 """Those for services and development: the list has them under a heading of their own."""
-HIDDEN = ("scan-log", "group-stacks", "courier", "helper")  # Commands that the list leaves out: what programs type.
+HIDDEN = ("scan-log", "group-stacks", "courier")  # Commands that the list leaves out: what programs type.
 RENAMED: Final[Mapping[str, tuple[str, ...]]] = {
     "explain": ("show", "--all"),
     "story": ("show", "--all"),

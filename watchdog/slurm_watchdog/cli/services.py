@@ -1,20 +1,15 @@
-"""`slurm-watchdog agent`, `courier`, `helper` and `controller`: the services of nodes and of the management node."""
+"""`slurm-watchdog agent`, `courier` and `controller`: the services of nodes and of the management node."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from slurm_watchdog.cli.options import SERVICE, Asked, Refusal, command, load_or_exit, warn
-
-if TYPE_CHECKING:
-    from slurm_watchdog.config.schema import Config
+from slurm_watchdog.cli.options import SERVICE, Asked, Refusal, command, load_or_exit
 
 log = logging.getLogger(__name__)
-SOCKET = "/run/slurm-watchdog-helper/socket"
-AGENT = "slurm-watchdog-agent"
 
 
 @command(SERVICE, "--json  Reports as JSON on standard output, one a line; with --once one document.")
@@ -71,60 +66,6 @@ def courier(asked: Asked) -> NoReturn:
         raise Refusal([f"{file}: {NO_CONTROLLER}"])
     words = courier_command(node_name(settings), settings.security, settings.controller_urls)
     os.execve(words[0], words, {"MALLOC_ARENA_MAX": "1", **os.environ})  # noqa: S606 -- a list, and no shell is wanted
-
-
-@command(
-    f"""
-    --socket PATH={SOCKET}  Where to listen, unless systemd passes a socket.
-    --agent-user USER={AGENT}  The one user who is served, by name or number.
-    --kill-switch-prefix DIRECTORY…  Kill switches may lie below it, too: as `jobs.kill_switch_prefixes`. Repeatable.
-    --config F  Take `jobs.kill_switch_prefixes` and `knowledge.directory`, and nothing else, from this file,
-      which has to be root's.
-    --core-debugger  ignored: an incident names the core file: gdb PROGRAM CORE
-    """
-)
-def helper(asked: Asked, agent_user: str, kill_switch_prefix: tuple[str, ...]) -> NoReturn:
-    """Performs the privileged operations of an agent that has no rights itself: a service beside it, with
-    exactly the capabilities that this needs.
-
-    It takes a closed list of requests from one user, on a local socket: what processes of other users do,
-    their stacks, the kernel's log, and, as the owner of the files and never as root, a job's logs,
-    checkpoints and kill switch. Whatever else is asked is refused, counted and logged.
-
-    \b
-    Examples:
-      slurm-watchdog helper                     as slurm-watchdog-helper.service starts it
-      slurm-watchdog helper --socket /run/test/socket --agent-user monitor
-    """
-    from slurm_watchdog.agent.helper.__main__ import become_helper
-    from slurm_watchdog.model.kill_switch import problem_of_prefix
-
-    config = trusted_config(asked.config) if asked.config else None
-    good = []
-    for prefix in (*kill_switch_prefix, *(config.jobs.kill_switch_prefixes if config else ())):
-        if problem := problem_of_prefix(prefix):
-            warn(f"no kill switch is written below it: {problem}")
-        else:
-            good.append(prefix)
-    knowledge = config.knowledge.directory if config else ""
-    become_helper(asked.socket or SOCKET, agent_user, tuple(dict.fromkeys(good)), knowledge=knowledge)
-
-
-def trusted_config(file: str) -> Config | None:
-    """The configuration, if only root may write it; otherwise None, with the reason on standard error: the
-    helper starts all the same, without it the agent would see little."""
-    from slurm_watchdog.config.loading import ConfigError, load_config
-
-    try:
-        about = os.stat(file)
-        if about.st_uid != 0 or about.st_mode & 0o022:
-            raise PermissionError(f"{file} may be written by others than root: chown root {file}; chmod go-w {file}")
-        return load_config(file, with_knowledge=False)
-    except (OSError, ConfigError) as error:
-        lost = "kill switches are written in /run alone, not on shared filesystems, and the site's own"
-        for line in (f"{lost} knowledge is not used:", *str(error).splitlines()):
-            warn(line)
-        return None
 
 
 @command(

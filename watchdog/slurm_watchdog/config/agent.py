@@ -27,8 +27,6 @@ class Agent(Section, frozen=True):
     """Where an agent that ends leaves what the next one has to know: below /run, as its metrics; empty = nowhere."""
     kernel_log: AbsolutePath = "/dev/kmsg"
     """The kernel's log, read for hardware, filesystem and memory faults; empty = not read."""
-    helper_socket: AbsolutePath = "/run/slurm-watchdog-helper/socket"
-    """Socket of the helper, for an agent that is not root; empty = never used."""
     mount_probe_interval: Span = 60.0
     """Time between two probes of each filesystem that a job on this node uses."""
     mount_probe_write: tuple[str, ...] = ()

@@ -6,7 +6,6 @@ import http.client
 import os
 import re
 import shutil
-import socket
 import stat
 import sys
 from collections.abc import Iterable, Sequence
@@ -146,7 +145,6 @@ def read_node(config: Config, service: str, node: str) -> Facts:
         "offset_s": None if ahead_s is None else abs(ahead_s),
         "side": "behind" if (ahead_s or 0) < 0 else "ahead of",
         "munge_refuses": identity == "munge" and abs(ahead_s or 0) > MUNGE_LIFE_S,
-        "helper_problem": read_helper_problem(config.agent.helper_socket),
     }
 
 
@@ -241,19 +239,3 @@ def read_open_secret(paths: Iterable[str]) -> str | None:
     can be seen from here."""
     modes = ((path, stat.S_IMODE(os.stat(path).st_mode)) for path in paths if os.path.exists(path))
     return next((f"{path} (mode {mode:04o})" for path, mode in modes if mode & OTHERS), None)
-
-
-def read_helper_problem(path: str) -> str | None:
-    """Why the helper's socket does not answer; None: it does, or the agent here runs as root and needs none."""
-    unit = read_unit("slurm-watchdog-agent.service") if path else None
-    if unit is None or unit.get("LoadState") != "loaded" or unit.get("User", "") in ("", "root", "0"):
-        return None
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        probe.settimeout(DEADLINE_S)
-        try:
-            probe.connect(path)
-        except PermissionError:
-            return None  # it is there; only its agent may speak to it
-        except OSError as error:
-            return f"{path}: {error.strerror or error}"
-    return None

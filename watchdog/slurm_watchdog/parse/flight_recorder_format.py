@@ -2,7 +2,7 @@
 
 A pickle may name any function to be called when it is read. Here nothing can be named: what a dump consists of
 (dictionaries, lists, tuples, text, numbers) needs no name, and the first name that is met ends the reading. How much
-memory a pickle takes is bounded by the process that reads it: see `agent/workers/child.py`.
+memory a pickle takes is bounded by the process that reads it: see `agent/children/child.py`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from slurm_watchdog.agent.workers.answer_types import Footprint
+from slurm_watchdog.agent.children.answers import Footprint
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.knowledge.checkpoint_layouts import SETTLES, Candidate, has_zip_end, markers_of

@@ -29,13 +29,13 @@ from slurm_watchdog.agent.checkpoints.files import (
     is_newer,
     newest,
 )
-from slurm_watchdog.agent.workers.answer_types import (
+from slurm_watchdog.agent.children.answers import (
     CheckpointMemory,
     Footprint,
     KnownSize,
     ScannedPlace,
 )
-from slurm_watchdog.agent.workers.request_types import ScanCheckpoints, WorkerState
+from slurm_watchdog.agent.children.requests import ScanCheckpoints, WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import describe, opened
 from slurm_watchdog.knowledge.checkpoint_layouts import TRACKED_NAMES, TRACKERS, Candidate, parse_tracker, recognise

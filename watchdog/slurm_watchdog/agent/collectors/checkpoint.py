@@ -20,16 +20,15 @@ from itertools import zip_longest
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec
-from slurm_watchdog.agent.logs.job_logs import JobLogs
-from slurm_watchdog.agent.processes.identity_cache import MAX_DIRECTORIES
-from slurm_watchdog.agent.workers.answer_types import (
+from slurm_watchdog.agent.children.answers import (
     CheckpointMemory,
     ScannedPlace,
 )
-from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import PlaceKind, ScanCheckpoints
-from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.agent.children.children import Answer, Children
+from slurm_watchdog.agent.children.requests import PlaceKind, ScanCheckpoints
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec
+from slurm_watchdog.agent.logs.job_logs import JobLogs
+from slurm_watchdog.agent.processes.identity_cache import MAX_DIRECTORIES
 from slurm_watchdog.base.mounts import mount_of
 from slurm_watchdog.base.structs import only
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, Role
@@ -69,7 +68,7 @@ Key = tuple[str, str]  # Job, and the directory or tracker as it was named.
 class CheckpointSchedule(msgspec.Struct):
     """What is looked at, and what came of it since the last report."""
 
-    probes: WorkerPool
+    probes: Children
     logs: JobLogs
     interval_s: float
     _places: dict[Key, _Place] = {}
@@ -248,7 +247,7 @@ class CheckpointCollector(Collector):
     def __init__(self, context: CollectorContext):
         super().__init__(context)
         self.keeper = self._schedule = CheckpointSchedule(
-            context.workers, context.logs, context.settings.checkpoint_interval
+            context.children, context.logs, context.settings.checkpoint_interval
         )
 
     def collect(self, now: float) -> CheckpointSection:

@@ -1,12 +1,13 @@
 """What a collector is, and what it is given. CONTRIBUTING.md has the steps of adding one.
 
 A collector is asked once in every tick and returns its section of the report. It never blocks: what may hang is
-requested from a worker (`context.workers`), and the answer is taken in this tick or a later one. One that raises leaves
+requested from a child (`context.children`), and the answer is taken in this tick or a later one. One that raises leaves
 its section empty; the others continue.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,16 +17,15 @@ from slurm_watchdog.base.loop import Isolated, isolate
 from slurm_watchdog.base.structs import Struct
 
 if TYPE_CHECKING:
+    from slurm_watchdog.agent.children.children import Children
     from slurm_watchdog.agent.delivery.courier_link import CourierLink
     from slurm_watchdog.agent.files.mount_probing import MountProber
     from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
     from slurm_watchdog.agent.gpu.reader import GpuReader
     from slurm_watchdog.agent.logs.job_logs import JobLogs
-    from slurm_watchdog.agent.proc.kmsg import KmsgFile
     from slurm_watchdog.agent.processes.jobs_here import JobsHere
     from slurm_watchdog.agent.processes.reader import ProcessReader
     from slurm_watchdog.agent.processes.supervisor_link import SupervisorLink
-    from slurm_watchdog.agent.workers.pool import WorkerPool
     from slurm_watchdog.config.agent import Agent
 
 S = TypeVar("S", bound=Struct)
@@ -51,7 +51,7 @@ class Sections:
 class CollectorContext:
     """What collectors are made from: how this agent runs, and what several of them share."""
 
-    workers: WorkerPool
+    children: Children
     settings: Agent  # The section `agent` of the configuration.
     node: str  # Slurm's name of this node.
     boot_id: str
@@ -65,7 +65,7 @@ class CollectorContext:
     orphan_gpu_processes: OrphanGpuProcesses
     supervisors: SupervisorLink
     courier: CourierLink
-    open_kernel_log: Callable[[str], KmsgFile]
+    kernel_records: deque[bytes]  # The newest of the kernel's log, for evidence.
     kernel_log_position: int | None = None  # How far an agent before this one has read it.
     keep_position: Callable[[int, float], None] = lambda position, now: None  # Is given it, and now, when it changes.
 
@@ -82,14 +82,14 @@ class Collector:
 
     keeper: Any = None
     """Where what it knows is kept. What it has of these methods is called: `retell()` where a new controller has not
-    seen the recent past, `close(now)` at the end of the agent, while workers can still be asked."""
+    seen the recent past, `close(now)` at the end of the agent, while children can still be asked."""
 
     def __init__(self, context: CollectorContext):
         self.context, self.sections = context, context.sections
         self.deadline_s = context.settings.probe_deadline
 
     def begin(self, now: float) -> None:
-        """Called at the beginning of each tick: its worker may be at work while the others collect."""
+        """Called at the beginning of each tick: its child may be at work while the others collect."""
 
     def collect(self, now: float) -> Struct:
         """Its section of the report, of the type that its CollectorSpec names. May raise anything."""

@@ -57,10 +57,11 @@ class KernelLogReader:
         keep: Callable[[int, float], None] = lambda position, now: None,
         facilities: frozenset[int] = frozenset({0}),
         open_device: Callable[[str], KmsgFile] = KmsgFile,
+        tail: deque[bytes] | None = None,
     ):
         """`position`: how far it was read before; `keep` is given a new one, and now. `facilities`: those that are
-        believed, the kernel's (0) alone, for programs may write to /dev/kmsg, too."""
-        self._kmsg = Kmsg(path, open_device)
+        believed, the kernel's (0) alone, for programs may write to /dev/kmsg, too. `tail` as in Kmsg."""
+        self._kmsg = Kmsg(path, open_device, tail)
         self._kmsg.position = self._saved = position
         self._keep = keep
         self._priorities = frozenset(b"%d" % (facility << 3 | level) for facility in facilities for level in range(8))
@@ -156,7 +157,7 @@ class KernelLogCollector(Collector):
         path = context.settings.kernel_log
         self._is_on = bool(path)
         self.keeper = self._reader = KernelLogReader(
-            path, context.kernel_log_position, context.keep_position, open_device=context.open_kernel_log
+            path, context.kernel_log_position, context.keep_position, tail=context.kernel_records
         )
         self._knows_pids = is_in_first_pid_namespace()
 

@@ -18,11 +18,11 @@ from itertools import chain, islice
 
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.children.answers import LinkCounters
+from slurm_watchdog.agent.children.children import Answer
+from slurm_watchdog.agent.children.requests import ReadLinks, WorkerState
 from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec, Problem
 from slurm_watchdog.agent.proc.files import read_file
-from slurm_watchdog.agent.workers.answer_types import LinkCounters
-from slurm_watchdog.agent.workers.request_types import ReadLinks, WorkerState
-from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.model.observations import Link
@@ -197,7 +197,7 @@ class LinkCollector(Collector):
         if not self.sections.of(ProcessSection).processes:
             self._due, self._links, self._before = float("-inf"), (), {}
         elif now >= self._due:
-            asked = self.context.workers.ask(KEY, ReadLinks(), self.deadline_s, now, self._apply, idle_s=0.0)
+            asked = self.context.children.ask(KEY, ReadLinks(), self.deadline_s, now, self._apply, idle_s=0.0)
             self._due = now + EVERY_S if asked is not None else self._due
         if self._links and now - self._read_at > OLD_S:
             self._links = ()

@@ -12,23 +12,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 
+from slurm_watchdog.agent.children.children import Answer
+from slurm_watchdog.agent.children.requests import ListOpenMounts
 from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec
 from slurm_watchdog.agent.files.mount_probing import ProbeTarget, wanted_mounts
-from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import ListOpenMounts
-from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.agent.processes.user_looks import APART, UserLooks
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.model.observations import LogFile, Process, Role
 from slurm_watchdog.model.report import LogSection, MountSection, ProcessSection
 
-KEY = "open-mounts"
-IDLE_S = 30.0  # Without a question for so long its child ends: it costs 3 MiB, and starting one 2 ms.
 FIRST_S = 30.0  # A trainer has opened its data by then, most often; what it opens later is found with the next look.
 EVERY_S = 300.0  # Between two looks at a process: it doubles up to this.
-AT_ONCE = 8  # Processes in one look, the users in turn: 16,000 mappings of one rank take 15 ms.
+AT_ONCE = 16  # Processes in one look, the users in turn: 16,000 mappings of one rank take 15 ms.
+TOGETHER_S = 60.0  # Those that are due within so long are looked at with the first: a child is started once for all.
 MAX_OF_JOB = 8  # Filesystems of one job that are kept: jobs have been seen to use five.
 KEPT_S = 900.0  # So long a filesystem counts as used after a look that found it: files are closed between epochs.
 
@@ -37,28 +37,35 @@ KEPT_S = 900.0  # So long a filesystem counts as used after a look that found it
 class OpenMounts:
     """Which filesystems jobs use, by their processes' files. One loop owns it."""
 
-    probes: WorkerPool
+    looks: UserLooks
     _due: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
     """(pid, start) -> when its files are to be listed, and how long that is after the last time."""
     _seen: dict[str, dict[str, float]] = field(default_factory=dict)  # Job -> mount point -> when it was last in use.
-    _asked_at: float = 0.0
-    _asking: bool = False
+    _asking: set[int] = field(default_factory=set)  # Users whose child is at it.
 
     def request_due(self, processes: Iterable[Process], now: float, deadline_s: float) -> None:
         """Requests the files of those processes that are due; the answer counts from the next call on."""
         mine = {(p.pid, p.start_ticks): p for p in processes if p.role is not Role.HELPER and p.state not in ("Z", "X")}
         self._due = {key: self._due.get(key) or (now + FIRST_S * (1 + key[0] % 7 / 7), FIRST_S) for key in mine}
         self._forget({p.job_id for p in mine.values()}, now)
-        due = sorted((at, key) for key, (at, _) in self._due.items() if now >= at)
-        if self._asking or not due:
+        due = sorted((at, key) for key, (at, _) in self._due.items() if now + TOGETHER_S >= at)
+        if not due or due[0][0] > now:
             return
         taken, _ = fair_share([key for _, key in due], AT_ONCE, lambda key: mine[key].uid)
-        question = ListOpenMounts([(mine[key].job_id, key[0], mine[key].role is Role.RANK) for key in taken])
-        asked = self.probes.ask(KEY, question, deadline_s, now, self._apply, idle_s=IDLE_S)
-        if asked is None:
+        for uid in {mine[key].uid for key in taken} - self._asking:
+            keys = [key for key in taken if mine[key].uid == uid and self.looks.may_ask(key[0])]
+            if keys and self.looks.refusal(uid) is None:
+                self._ask(uid, [mine[key] for key in keys], deadline_s, now)
+
+    def _ask(self, uid: int, processes: list[Process], deadline_s: float, now: float) -> None:
+        question = ListOpenMounts([(each.job_id, each.pid, each.role is Role.RANK) for each in processes])
+        pids = [each.pid for each in processes]
+        # In a child of its own: `maps` takes the lock of a process's memory, and 16,000 mappings take 15 ms.
+        then = partial(self._apply, uid, now)
+        if self.looks.ask(uid, question, pids, deadline_s, now, then, APART) is None:
             return
-        self._asking, self._asked_at = True, now
-        for key in taken:
+        self._asking.add(uid)
+        for key in ((each.pid, each.start_ticks) for each in processes):
             wait_s = min(2 * self._due[key][1], EVERY_S)
             self._due[key] = (now + wait_s, wait_s)
 
@@ -67,13 +74,13 @@ class OpenMounts:
         turns = zip_longest(*(list(points) for points in self._seen.values()))
         return list(dict.fromkeys(point for turn in turns for point in turn if point is not None))
 
-    def _apply(self, answer: Answer[dict[str, list[str]]]) -> None:
-        self._asking = False
+    def _apply(self, uid: int, asked_at: float, answer: Answer[dict[str, list[str]]]) -> None:
+        self._asking.discard(uid)
         for job_id, points in (answer.value or {}).items():
             seen = self._seen.setdefault(job_id, {})
             for point in points:
                 if point in seen or len(seen) < MAX_OF_JOB:
-                    seen[point] = self._asked_at
+                    seen[point] = asked_at
 
     def _forget(self, jobs: set[str], now: float) -> None:
         self._seen = {
@@ -91,7 +98,7 @@ class MountCollector(Collector):
 
     def __init__(self, context: CollectorContext):
         super().__init__(context)
-        self._open_mounts = OpenMounts(context.workers)
+        self._open_mounts = OpenMounts(context.processes.looks)
         self._wanted: dict[str, ProbeTarget] = {}
         self._wanted_for: tuple[Places, tuple[Mount, ...]] = ((), ())  # From which `_wanted` follows.
 

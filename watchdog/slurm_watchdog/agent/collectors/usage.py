@@ -15,9 +15,12 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.children.children import Answer
+from slurm_watchdog.agent.children.requests import ReadSharedMemory
 from slurm_watchdog.agent.collectors.collector import (
     Collector,
     CollectorContext,
@@ -25,9 +28,7 @@ from slurm_watchdog.agent.collectors.collector import (
 )
 from slurm_watchdog.agent.proc.control_groups import ROOT, Read, parse_number, parse_pressure, pressures_of, usages_of
 from slurm_watchdog.agent.proc.files import count_open_files, read_file
-from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import ReadSharedMemory
-from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.agent.processes.user_looks import UserLooks
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.observations import Process, Resource, Role, Usage
 from slurm_watchdog.model.report import ProcessSection, UsageSection
@@ -73,7 +74,6 @@ def parse_file_limit(limits: bytes | None) -> int | None:
     return None
 
 
-KEY = "shared-memory"
 SHARED_EVERY_S = 120.0  # Between two looks at those that jobs have for themselves: a child takes 2 ms.
 MAX_STEPS = 64  # Of a node that are looked at.
 OLD_S = 3 * SHARED_EVERY_S  # What was read so long ago is not reported any more.
@@ -85,11 +85,11 @@ Place = tuple[str, str | None, int, int]  # Job, step, and of the rank that is a
 class SharedMemories:
     """Which steps have a /dev/shm of their own, and how full it is: of one process of each, in a child of its own."""
 
-    workers: WorkerPool
+    looks: UserLooks
     _found: dict[Place, tuple[float, int, int] | None] = field(default_factory=dict)
     """Of each step that was asked about: when, bytes in use, and size."""
     _due: float = float("-inf")
-    _asking: bool = False
+    _asking: set[int] = field(default_factory=set)
 
     def collect(self, processes: Iterable[Process], now: float, deadline_s: float) -> tuple[Usage, ...]:
         """A row for each step that has one; requests what is due, and takes the answer in a later call. Never waits."""
@@ -97,7 +97,7 @@ class SharedMemories:
         for each in sorted(processes, key=lambda each: each.pid):
             if each.role is Role.RANK and each.state not in ("Z", "X") and len(of_step) < MAX_STEPS:
                 of_step.setdefault((each.job_id, each.step_id), each)
-        first: dict[Place, int] = {(*step, each.pid, each.start_ticks): each.pid for step, each in of_step.items()}
+        first = {(*step, each.pid, each.start_ticks): each for step, each in of_step.items()}
         self._found = {place: found for place, found in self._found.items() if place in first}
         if first and not self._asking and (now >= self._due or first.keys() - self._found.keys()):
             self._ask(first, now, deadline_s)
@@ -107,16 +107,22 @@ class SharedMemories:
             if found is not None and now - found[0] <= OLD_S
         )
 
-    def _ask(self, first: dict[Place, int], now: float, deadline_s: float) -> None:
-        def apply(answer: Answer[list[tuple[int, int] | None]]) -> None:
-            self._asking = False
-            for place, found in zip(first, answer.value or (), strict=False):
-                self._found[place] = None if found is None else (now, *found)
+    def _ask(self, first: dict[Place, Process], now: float, deadline_s: float) -> None:
+        by_user: dict[int, dict[Place, int]] = {}
+        for place, each in first.items():
+            if self.looks.may_ask(each.pid) and self.looks.refusal(each.uid) is None:
+                by_user.setdefault(each.uid, {})[place] = each.pid
+        for uid, mine in by_user.items():
+            then, pids = partial(self._apply, tuple(mine), now), list(mine.values())
+            if uid not in self._asking and self.looks.ask(uid, ReadSharedMemory(pids), pids, deadline_s, now, then):
+                self._asking.add(uid)
+        self._due = now + SHARED_EVERY_S
+        self._found = {place: self._found.get(place) for place in first}
 
-        request = ReadSharedMemory(list(first.values()))
-        if self.workers.ask(KEY, request, deadline_s, now, apply, idle_s=0.0) is not None:
-            self._asking, self._due = True, now + SHARED_EVERY_S
-            self._found = {place: self._found.get(place) for place in first}
+    def _apply(self, places: tuple[Place, ...], at: float, answer: Answer[list[tuple[int, int] | None]]) -> None:
+        self._asking.clear()
+        for place, found in zip(places, answer.value or (), strict=False):
+            self._found[place] = None if found is None else (at, *found)
 
 
 class UsageCollector(Collector):
@@ -126,7 +132,7 @@ class UsageCollector(Collector):
         super().__init__(context)
         self._due = float("-inf")
         self._found = UsageSection()
-        self._shared = SharedMemories(context.workers)
+        self._shared = SharedMemories(context.processes.looks)
 
     def collect(self, now: float) -> UsageSection:
         """Nothing while no job is here."""

@@ -14,8 +14,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from slurm_watchdog.agent.workers.become_user import keep_capabilities
-from slurm_watchdog.agent.workers.spawner import is_usable
+from slurm_watchdog.agent.children.become_user import keep_capabilities
 from slurm_watchdog.base.loop import Waiter
 from slurm_watchdog.base.python310 import run_code
 from slurm_watchdog.config.agent import Security
@@ -55,7 +54,7 @@ class Starter:
         self._child: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> socket.socket:
-        if not self._is_child and is_usable(SOCKET):
+        if not self._is_child and os.geteuid() != 0 and os.access(SOCKET, os.W_OK):
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 sock.setblocking(False)

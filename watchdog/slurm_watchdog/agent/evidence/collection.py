@@ -1,8 +1,8 @@
 """One collection of evidence on one node: what is asked of which child and when, and the answer put together.
 
-The loop only asks and takes. Every part has its own child and its own deadline; what does not come in time is
-a sentence in the answer. A child that hangs on one process is set aside, and the others are asked about again
-in a fresh one.
+The loop only asks and takes. Every part has its deadline, and what looks into processes is done by other children than
+what reads files; what does not come in time is a sentence in the answer. A child that hangs on one process is set
+aside, and the others are asked about again in a fresh one.
 """
 
 from __future__ import annotations
@@ -10,30 +10,29 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.collectors.collector import CollectorContext
-from slurm_watchdog.agent.evidence.found_files import KIND as OWN_WORDS
-from slurm_watchdog.agent.evidence.found_files import names_of, pipe_of, places, prefixes, read_pattern
-from slurm_watchdog.agent.evidence.nccl_ras import ADDRESS_VARIABLE, loopback_of, ras_port
-from slurm_watchdog.agent.evidence.stacks import choose
-from slurm_watchdog.agent.proc.files import read_file
-from slurm_watchdog.agent.workers.answer_types import Listeners, LogEnd
-from slurm_watchdog.agent.workers.request_types import (
+from slurm_watchdog.agent.children.answers import Listeners, LogEnd
+from slurm_watchdog.agent.children.children import Answer, Children, Value
+from slurm_watchdog.agent.children.requests import (
     DumpProcessStacks,
     FindFiles,
     FindListeners,
-    LastKernelLines,
     LastLines,
     ParseRas,
     ReadNodeSettings,
     ReadProcessStates,
     Request,
 )
-from slurm_watchdog.agent.workers.worker import Answer, Value
+from slurm_watchdog.agent.collectors.collector import CollectorContext
+from slurm_watchdog.agent.evidence.found_files import KIND as OWN_WORDS
+from slurm_watchdog.agent.evidence.found_files import names_of, pipe_of, places, prefixes, read_pattern
+from slurm_watchdog.agent.evidence.last_lines import last_kernel_lines
+from slurm_watchdog.agent.evidence.nccl_ras import ADDRESS_VARIABLE, loopback_of, ras_port
+from slurm_watchdog.agent.evidence.stacks import choose
+from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.base.descriptors import describe
 from slurm_watchdog.base.mounts import mount_of
 from slurm_watchdog.base.structs import picked, printable
@@ -51,7 +50,7 @@ from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.protocol import CollectEvidence
 
 RAS, RAS_ANSWER = "NCCL's RAS", "RAS's answer"
-PROCESSES, NODE, KERNEL = "evidence:processes", "evidence:node", "evidence:kernel"
+NODE = "node:settings"
 PART_S = 15.0  # Deadline of one question to a child; a dump of stacks has its own.
 DUMP_S = 25.0
 END_MARGIN_S = 5.0  # Before the command expires: the answer has to travel, too.
@@ -59,7 +58,6 @@ MAX_DUMPS = 6
 MAX_APART_S = 60.0
 FILES_BYTES = 1 << 20  # Of all Flight Recorder dumps of a node, compressed.
 MAX_FILES, MAX_RANKS = 1024, 256  # Of a node, that one question may name (FindFiles).
-IDLE_S = 5.0
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 LOG_FILES = 8
 NOT_ASKED = ProcessState(pid=0, problems=("the kernel was not asked about it in time",))
@@ -80,7 +78,6 @@ class Collection(msgspec.Struct):
     _seen: dict[int, ProcessState] = {}  # By pid: what the child found out about it.
     _unseen: list[Process] = []
     _settings: list[tuple[str, str]] = []
-    _kernel_lines: list[str] = []
     _log_lines: list[tuple[str, tuple[str, ...]]] = []
     _files: list[FoundFile] = []
     _ras: list[RasAnswer] = []
@@ -103,10 +100,7 @@ class Collection(msgspec.Struct):
             "settings": partial(self._ask_part, "settings", NODE, ReadNodeSettings(), self._settings.extend),
             "files": self._ask_files,
             **{f"log {key}": partial(self._ask_log, key, paths) for key, paths in self._logs().items()},
-            "kernel log": partial(self._ask_part, "kernel log", KERNEL, LastKernelLines(), self._kernel_lines.extend),
         }
-        if not self.context.settings.kernel_log:
-            del self._todo["kernel log"]
         if self.command.only_ras:
             self._todo.clear()
         if self.command.ras:
@@ -143,12 +137,15 @@ class Collection(msgspec.Struct):
 
     def _ask(
         self, key: str, request: Request[Value], now: float, then: Callable[[Answer[Value]], None], uid: int = -1,
-        deadline_s: float = PART_S, on_part: Callable[[Any], None] | None = None,
+        deadline_s: float = PART_S,
     ) -> bool:  # fmt: skip
         left_s = max(1.0, min(deadline_s, self._end - now))
-        idle_s = IDLE_S if key.startswith("evidence:") else None
-        asked = self.context.workers.ask(key, request, left_s, now, then, uid, on_part=on_part, idle_s=idle_s)
-        return asked is not None
+        return self.context.children.ask(key, request, left_s, now, then, uid) is not None
+
+    @property
+    def _owner(self) -> int:
+        """As whom processes are looked into."""
+        return self.chosen[0].uid if self.chosen else self.uid
 
     @property
     def _dump_due_at(self) -> float:
@@ -158,16 +155,18 @@ class Collection(msgspec.Struct):
         if self._dumps_asked >= self._dumps_wanted or "stacks" in self._out or now < self._dump_due_at:
             return
         self._dump_tried_at = now
-        probes = self.context.workers
-        since_s = probes.hung_since("stacks", now)
-        if since_s is not None:
-            self._problems.append(f"stacks: the child that reads them has not returned for {since_s:.0f} s")
+        if not self.chosen:
+            self._dumps_asked = self._dumps_wanted
+            return
+        if (problem := why_no_dump(self.context.children, self._owner, now)) is not None:
+            self._problems.append(f"stacks: {problem}")
             self._dumps_asked = self._dumps_wanted
             return
         budget_s = max(1.0, min(DUMP_S, self._end - now - 2.0))
-        request = DumpProcessStacks(node=self.context.node, budget_s=budget_s, processes=self.chosen)
+        room = self.context.children.room(self._owner)
+        request = DumpProcessStacks(node=self.context.node, budget_s=budget_s, processes=self.chosen, may_hang=room)
         then = partial(self._apply_dump, now - self.began)
-        if self._ask("stacks", request, now, then, deadline_s=budget_s + 2.0):
+        if self._ask(f"stacks:{self._owner}", request, now, then, self._owner, budget_s + 2.0):
             self._dumps_asked += 1
             self._out.add("stacks")
 
@@ -182,22 +181,22 @@ class Collection(msgspec.Struct):
         request = ReadProcessStates(
             processes=[(each.pid, each.start_ticks) for each in self._unseen], silent_mounts=sorted(self.silent_mounts)
         )
-        return self._ask(PROCESSES, request, now, self._end_processes, on_part=self._apply_process)
+        if not self._unseen:
+            self._out.discard("processes")
+            return True
+        return self._ask(f"state:{self._owner}", request, now, self._end_processes, self._owner)
 
-    def _apply_process(self, found: ProcessState) -> None:
-        self._seen[found.pid] = found
-        self._unseen = [process for process in self._unseen if process.pid != found.pid]
-
-    def _end_processes(self, answer: Answer[None]) -> None:
+    def _end_processes(self, answer: Answer[list[ProcessState]]) -> None:
         self._out.discard("processes")
-        if not answer.timed_out or not self._unseen:
+        self._seen |= {found.pid: found for found in answer.value or ()}
+        if not answer.timed_out or not 0 <= answer.place < len(self._unseen):
             if answer.error is not None:
                 self._problems.append(f"processes: {answer.error}")
             return
-        culprit = self._unseen.pop(0)
+        culprit = self._unseen.pop(answer.place)
         problem = f"the kernel did not answer about it within {answer.seconds:.0f} s"
         self._seen[culprit.pid] = ProcessState(pid=culprit.pid, problems=(problem,))
-        if self._unseen and self.context.workers.rename(PROCESSES, f"evidence:{culprit.pid}"):
+        if self._unseen and self.context.children.set_aside(answer.key, f"{answer.key}:{culprit.pid}"):
             self._todo["processes"] = self._ask_processes
 
     def _ask_part(
@@ -240,7 +239,7 @@ class Collection(msgspec.Struct):
                 self._log_lines.append((each.path, each.lines))
 
     def _ask_files(self, now: float) -> bool:
-        owner = self.chosen[0].uid if self.chosen else self.uid
+        owner = self._owner
         wanted: list[tuple[str, int | None, float]] = []
         directories: dict[str, None] = {}
         pipes: list[tuple[str, int | None]] = []
@@ -284,7 +283,8 @@ class Collection(msgspec.Struct):
             self._out.discard(RAS)
             return True
         processes = [(each.pid, each.start_ticks) for each in self.processes[:1024]]
-        return self._ask_part(RAS, "evidence:ports", FindListeners(processes, port), partial(self._ask_ras, port), now)
+        request = FindListeners(processes, port)
+        return self._ask_part(RAS, f"state:{rank.uid}", request, partial(self._ask_ras, port), now, rank.uid)
 
     def _ask_ras(self, port: int, found: Listeners) -> None:
         if not found.addresses:
@@ -303,7 +303,7 @@ class Collection(msgspec.Struct):
             self._problems.append(f"{RAS_ANSWER}: {why}")
         else:
             request = ParseRas(answer)
-            self._todo[RAS_ANSWER] = partial(self._ask_part, RAS_ANSWER, "evidence:ras", request, self._ras.append)
+            self._todo[RAS_ANSWER] = partial(self._ask_part, RAS_ANSWER, "node:ras", request, self._ras.append)
 
     def _may_touch(self, path: str) -> bool:
         mount = mount_of(path, self.context.logs.mounts)
@@ -321,7 +321,7 @@ class Collection(msgspec.Struct):
                 left_out=max(0, self.left_out),
                 files=tuple(self._aged(each, now) for each in self._files),
                 log_lines=tuple(self._log_lines),
-                kernel_lines=tuple(self._kernel_lines),
+                kernel_lines=tuple(last_kernel_lines(self.context.kernel_records)),
                 settings=tuple(self._settings),
                 ras=next(iter(self._ras), None),
                 problems=tuple(dict.fromkeys(self._problems)),
@@ -348,6 +348,13 @@ class Collection(msgspec.Struct):
             sockets_seen=seen.sockets_seen, environment=tuple(sorted(settings)), status=seen.status,
             problems=(*seen.problems, seen.error) if seen.error else seen.problems,
         )  # fmt: skip
+
+
+def why_no_dump(children: Children, uid: int, now: float) -> str | None:
+    """Why no stacks of this user's processes are read now; None if they are."""
+    if (since_s := children.hung_since(f"stacks:{uid}", now)) is not None:
+        return f"the child that reads them has not returned for {since_s:.0f} s"
+    return None if children.room(uid) > 0 else f"too many programs that look into processes of uid {uid} hang"
 
 
 MAX_NODE_BYTES = 3 << 20  # As JSON. A report may have 8 MiB (see slurm_watchdog.wire.codec), and holds more than this.

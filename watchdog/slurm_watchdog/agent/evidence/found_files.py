@@ -20,8 +20,8 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.children.requests import FindFiles, WorkerState
 from slurm_watchdog.agent.files.job_root import Roots, open_in, root_of, roots_of, stat_in
-from slurm_watchdog.agent.workers.request_types import FindFiles, WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import closing, opened
 from slurm_watchdog.base.loop import wait_readable

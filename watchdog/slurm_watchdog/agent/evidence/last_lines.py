@@ -1,23 +1,19 @@
-"""The last lines of a job's logs and of the kernel's log, as they are, for people. Read in children."""
+"""The last lines of a job's logs, read in children, and of the kernel's log, as they are, for people."""
 
 from __future__ import annotations
 
 import os
-from collections import deque
+from collections.abc import Iterable
 
+from slurm_watchdog.agent.children.answers import LogEnd
+from slurm_watchdog.agent.children.requests import LastLines, WorkerState
 from slurm_watchdog.agent.files.safe_open import open_log
 from slurm_watchdog.agent.logs.follow import FollowMemory
-from slurm_watchdog.agent.proc.kmsg import KERNEL_LOG, Kmsg
-from slurm_watchdog.agent.workers.answer_types import LogEnd
-from slurm_watchdog.agent.workers.request_types import LastKernelLines, LastLines, WorkerState
-from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import closing
 from slurm_watchdog.base.redact import MARGIN, mask_cut, mask_lines
 
 LOG_BYTES = 64 * 1024  # Of the end of each file.
 LOG_LINES = 120
-KERNEL_LINES = 100
-MAX_RECORDS = 200_000
 MAX_LINE = 500
 
 
@@ -51,19 +47,12 @@ def clean_end(data: bytes, whole: bool) -> list[str]:
     return [line[:MAX_LINE] for line in masked[-LOG_LINES:]]
 
 
-def last_kernel_lines(request: LastKernelLines, worker: WorkerState) -> list[str]:
-    """The last records of the kernel's log above level "info", as `[seconds since boot] text`. Raises OSError. Where
-    this machine keeps the kernel's log from ordinary users (kernel.dmesg_restrict), only lines that our knowledge names
-    as a fault: evidence is for the job's owner, who may not read the others."""
-    restricted, found = is_restricted(), deque[str](maxlen=KERNEL_LINES)
-    kmsg = Kmsg(KERNEL_LOG)
-    for _, _, data in kmsg.read(clock.monotonic(), MAX_RECORDS):
-        if (line := parse_record(data, restricted)) is not None:
-            found.append(line)
-    kmsg.close()
-    if kmsg.problem is not None:
-        raise OSError(0, kmsg.problem)
-    return list(found)
+def last_kernel_lines(records: Iterable[bytes]) -> list[str]:
+    """The last records of the kernel's log above level "info", as `[seconds since boot] text`. Where this machine keeps
+    the kernel's log from ordinary users (kernel.dmesg_restrict), only lines that our knowledge names as a fault:
+    evidence is for the job's owner, who may not read the others."""
+    restricted = is_restricted()
+    return [line for data in records if (line := parse_record(data, restricted)) is not None]
 
 
 def is_restricted(path: str = "/proc/sys/kernel/dmesg_restrict") -> bool:

@@ -2,7 +2,7 @@
 
 Every rank of a job listens on the same port (28028 of the loopback by default), and another job of the same user may
 share it: then no one is asked. The question stops and changes nothing; RAS threads answer for the whole job. Who
-listens is read with the helper's rights; the courier asks; a child takes the answer apart.
+listens is read by a child of the job's owner; the courier asks; a child takes the answer apart.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import os
 import re
 import zlib
 
+from slurm_watchdog.agent.children.answers import Listeners
+from slurm_watchdog.agent.children.become_user import check_process
+from slurm_watchdog.agent.children.requests import FindListeners, ParseRas, WorkerState
 from slurm_watchdog.agent.evidence.process_state import Tables
 from slurm_watchdog.agent.proc.files import read_links, read_stat
-from slurm_watchdog.agent.workers.answer_types import Listeners
-from slurm_watchdog.agent.workers.become_user import check_process
-from slurm_watchdog.agent.workers.request_types import FindListeners, ParseRas, WorkerState
 from slurm_watchdog.model.collective_records import RasAnswer
 from slurm_watchdog.parse.nccl_ras import MAX_BYTES, parse_ras
 
@@ -38,7 +38,7 @@ def find_listeners(request: FindListeners, worker: WorkerState) -> Listeners:
     owned: set[str] = set()
     for pid, start_ticks in request.processes:
         try:
-            check_process(pid, worker)
+            check_process(pid, worker.own)
             if read_stat(pid).start_ticks != start_ticks:
                 continue
             if table is None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from slurm_watchdog.agent.workers.request_types import ReadNodeSettings, WorkerState
+from slurm_watchdog.agent.children.requests import ReadNodeSettings, WorkerState
 
 MAX_PORTS = 32
 CLASSES = Path("/sys/class")

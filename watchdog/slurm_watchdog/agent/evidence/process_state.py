@@ -1,7 +1,6 @@
 """One process of a job as the kernel sees it, read in a child: threads, kernel stacks, locks, open files, sockets.
 
-Nothing here stops a process or asks ptrace for more than a look. Each process is sent as soon as it was read:
-when one hangs, the others are known.
+Nothing here stops a process or asks ptrace for more than a look.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.children.become_user import check_process
+from slurm_watchdog.agent.children.requests import ReadProcessStates, WorkerState
 from slurm_watchdog.agent.proc.files import read_call_name, read_file, read_links, read_stat, read_words
-from slurm_watchdog.agent.workers.become_user import check_process
-from slurm_watchdog.agent.workers.request_types import ReadProcessStates, WorkerState
 from slurm_watchdog.base.mounts import mount_of, read_mounts
 from slurm_watchdog.model.evidence import LockWait, ProcessState, SocketState, ThreadState
 
@@ -110,18 +109,19 @@ ENDED = "the process has ended"
 _LOCK = re.compile(r"^\d+: (?P<waits>-> )?(?P<kind>\S+) +\S+ +(?P<what>\S+) (?P<pid>-?\d+) (?P<file>\S+)")
 
 
-def read_process_states(request: ReadProcessStates, worker: WorkerState) -> None:
-    """Sends a ProcessState for each process, in their order."""
+def read_process_states(request: ReadProcessStates, state: WorkerState) -> list[ProcessState]:
+    """A ProcessState for each process, in their order."""
     tables, silent = Tables(), frozenset(request.silent_mounts)
     locks = _read_locks()
-    for pid, start_ticks in request.processes:
+    found = []
+    for pid, start_ticks in state.each(request.processes):
         try:
-            check_process(pid, worker)
-            found = _read_process(pid, start_ticks, tables, silent, locks)
+            check_process(pid, state.own)
+            found.append(_read_process(pid, start_ticks, tables, silent, locks))
         except OSError as error:
             refused = isinstance(error, PermissionError)
-            found = ProcessState(pid=pid, error=str(error.strerror) if refused else ENDED)
-        worker.send_part(found)
+            found.append(ProcessState(pid=pid, error=str(error.strerror) if refused else ENDED))
+    return found
 
 
 def _read_process(

@@ -1,9 +1,9 @@
 """Python stacks of all ranks of a job, without stopping anything: `py-spy dump --nonblocking` reads even a
 D-state process.
 
-Runs in the `stacks` child. Each dump is a process of its own with a deadline; one that does not come back is
-killed and, if the kernel does not let it go, left. A rank that cannot be dumped gets an entry with the
-reason: that is evidence, too.
+Runs in a child that is the processes' user. Each dump is a process of its own with a deadline; one that does not come
+back is killed and, if the kernel does not let it go, left and counted: of one user, no more than a few. A rank that
+cannot be dumped gets an entry with the reason: that is evidence, too.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.children.become_user import CAP_SYS_PTRACE, read_refusal
+from slurm_watchdog.agent.children.requests import DumpProcessStacks, WorkerState
 from slurm_watchdog.agent.evidence.tool import Means, Ran, run_tools
+from slurm_watchdog.agent.proc.entry import parse_status
 from slurm_watchdog.agent.proc.files import read_call_name, read_file, read_stat, read_words
 from slurm_watchdog.agent.proc.system_call import SystemCall, int32, parse_io_bytes, parse_syscall
-from slurm_watchdog.agent.workers.become_user import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, read_refusal
-from slurm_watchdog.agent.workers.request_types import DumpProcessStacks, WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import closing, opened
 from slurm_watchdog.base.structs import picked
@@ -191,7 +192,8 @@ MAX_FRAMES = 100
 MAX_THREADS = 128
 MAX_OUTPUT = 4 << 20
 PY_SPY_ADDRESS_SPACE = 160 << 20  # Bytes: py-spy maps the interpreter; 40 MiB are enough for Python 3.11 (measured).
-PY_SPY_PROCESSES = 192  # Of its user at most: the helper's own 64 children count, and its unit's TasksMax is 256.
+TOO_MANY = "not dumped: too many dumps of this user's processes hang"
+PY_SPY_PROCESSES = 64  # More than its user has when it starts.
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 _Number = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**63 - 1)]  # What a report can hold.
@@ -270,15 +272,16 @@ def dump_stacks(request: DumpProcessStacks, worker: WorkerState) -> list[Process
     dumps = [_Dump(each, worker, _undumped(each, request.node)) for each in request.processes]
     end, py_spy = clock.monotonic() + request.budget_s, find_py_spy()
     missing = "py-spy was not found: it belongs into the environment of slurm-watchdog" if py_spy is None else None
-    wanted = (dump for dump in dumps if dump.begin(end, missing))
     started: list[_Dump] = []
 
     def jobs() -> Iterator[Callable[[], tuple[list[str], Means]]]:
-        for dump in wanted:
-            started.append(dump)
-            yield partial(dump.command, str(py_spy), end)
+        for dump in dumps:
+            full = TOO_MANY if len(worker.left) >= request.may_hang else None
+            if dump.begin(end, missing or full):
+                started.append(dump)
+                yield partial(dump.command, str(py_spy), end)
 
-    for number, ran in enumerate(run_tools(jobs())):
+    for number, ran in enumerate(run_tools(jobs(), worker.left)):
         started[number].finish(ran)
     return [dump.stack for dump in dumps]
 
@@ -309,7 +312,7 @@ class _Dump:
 
     def _refusal(self) -> str | None:
         try:
-            return read_refusal(self.process.pid, self.worker)
+            return read_refusal(self.process.pid, self.worker.own)
         except OSError:
             return "the process has ended"
 
@@ -318,7 +321,7 @@ class _Dump:
         seconds = max(0.1, min(ONE_DUMP_S, end - clock.monotonic()))
         means = Means(
             seconds=seconds, output_bytes=MAX_OUTPUT, address_space=PY_SPY_ADDRESS_SPACE, cpu_s=math.ceil(ONE_DUMP_S),
-            processes=PY_SPY_PROCESSES, capabilities=frozenset({CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH}),
+            processes=count_tasks() + PY_SPY_PROCESSES, capabilities=frozenset({CAP_SYS_PTRACE}),
         )  # fmt: skip
         return [py_spy, "dump", "--nonblocking", "--json", "--pid", str(self.process.pid)], means
 
@@ -342,6 +345,16 @@ class _Dump:
         trains = next((each for each in threads if re.match(TRAINING_THREAD, each.name)), None)
         if trains is not None:
             self.stack = replace(self.stack, main_cpu_s=_thread_cpu_s(self.process.pid, trains.thread_id))
+
+
+def count_tasks() -> int:
+    """Processes and threads of this process's user: RLIMIT_NPROC of what it starts counts them all."""
+    own, tasks = os.geteuid(), 0
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError, ValueError):  # it ended
+            if os.stat(f"/proc/{name}").st_uid == own:
+                tasks += parse_status(read_file(f"/proc/{name}/status")).threads
+    return tasks
 
 
 def _undumped(process: Process, node: str) -> ProcessStack:

@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import IO
 
-from slurm_watchdog.agent.workers.become_user import keep_capabilities
+from slurm_watchdog.agent.children.become_user import keep_capabilities
 from slurm_watchdog.base import clock, loop
 
 AT_ONCE = 2  # Programs that run at the same time: one that hangs does not hold up all others.
 READ = 1 << 16
 MAX_ERRORS = 16 * 1024
+KILLED_S = 0.5  # What SIGKILL ends ends at once.
 LOOK_S = 0.05  # Between two looks whether a program has ended that says nothing more.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -66,10 +67,10 @@ class _Running:
         return [each for each in both if not each[0].closed]
 
 
-def run_tools(jobs: Iterable[Callable[[], tuple[Sequence[str], Means]]]) -> Iterator[Ran]:
+def run_tools(jobs: Iterable[Callable[[], tuple[Sequence[str], Means]]], left: list[int]) -> Iterator[Ran]:
     """Runs the programs, AT_ONCE at a time, and gives what came of each in the order of `jobs`; each of these
-    is called just before its program is started. To be called from a process with one thread. Raises OSError
-    if one cannot be started."""
+    is called just before its program is started. The pids of those that do not end although they were killed are added
+    to `left`. To be called from a process with one thread. Raises OSError if one cannot be started."""
     waiting, running, done = iter(jobs), list[tuple[int, _Running]](), dict[int, Ran]()
     started = told = 0
     more = True
@@ -83,7 +84,7 @@ def run_tools(jobs: Iterable[Callable[[], tuple[Sequence[str], Means]]]) -> Iter
             started += 1
         _listen([each for _, each in running])
         for number, each in list(running):
-            ran = _end_of(each)
+            ran = _end_of(each, left)
             if ran is not None:
                 running.remove((number, each))
                 done[number] = ran
@@ -143,7 +144,7 @@ def _take(running: _Running, whole: bool) -> None:
                     break
 
 
-def _end_of(running: _Running) -> Ran | None:
+def _end_of(running: _Running, left: list[int]) -> Ran | None:
     """What came of it, if it has come to its end or has to; whatever else it started ends with it."""
     child = running.child
     ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -157,12 +158,21 @@ def _end_of(running: _Running) -> Ran | None:
         os.killpg(child.pid, signal.SIGKILL)  # before it is waited for: until then the number is its own
     for pipe, _, _ in running.pipes():
         pipe.close()
-    code = child.poll() if ended else None  # otherwise it may be in D itself, and is left alone
-    if code is None:
+    code = child.poll() if ended else _wait_a_moment(child)
+    if code is None:  # it is in D itself, and is left alone
         code = -signal.SIGKILL
+        left.append(child.pid)
     elif code < 0 and running.problem is None:
         running.problem = _why_killed(-code)
     return Ran(bytes(running.out), bytes(running.errors), code, running.problem)
+
+
+def _wait_a_moment(child: subprocess.Popen[bytes]) -> int | None:
+    """The code of one that was just killed; None if it does not end by that."""
+    try:
+        return child.wait(KILLED_S)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _why_killed(number: int) -> str:

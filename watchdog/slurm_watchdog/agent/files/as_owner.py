@@ -10,12 +10,12 @@ from contextlib import suppress
 
 import msgspec
 
-from slurm_watchdog.agent.files.safe_open import open_directory
-from slurm_watchdog.agent.workers.request_types import (
+from slurm_watchdog.agent.children.requests import (
     KillSwitch,
     ProbeDirectory,
     WorkerState,
 )
+from slurm_watchdog.agent.files.safe_open import open_directory
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import closing, describe, opened
 from slurm_watchdog.base.mounts import mount_of, read_mounts

@@ -19,9 +19,8 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import ProbeDirectory, ProbeMountPoint
-from slurm_watchdog.agent.workers.worker import IDLE_S, Answer
+from slurm_watchdog.agent.children.children import IDLE_S, Answer, Children
+from slurm_watchdog.agent.children.requests import ProbeDirectory, ProbeMountPoint
 from slurm_watchdog.base.loop import next_due, share_of
 from slurm_watchdog.base.mounts import NOT_PROBED, Mount, mount_of
 from slurm_watchdog.model.observations import Blocked, MountProbe, Process
@@ -83,7 +82,7 @@ class _State:
 class MountProber:
     """Who is probed when, and what came of it. With `stagger` off (`--once`) a new mount is probed at once."""
 
-    probes: WorkerPool
+    probes: Children
     node: str
     interval_s: float
     write_on: frozenset[str] = frozenset()

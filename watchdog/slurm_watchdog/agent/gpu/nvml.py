@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.children.answers import GpuProcesses, GpuReading, GpuRow
+from slurm_watchdog.agent.children.requests import ReadGpus, WorkerState
 from slurm_watchdog.agent.gpu.nvml_health import EventSet, read_health
-from slurm_watchdog.agent.workers.answer_types import GpuProcesses, GpuReading, GpuRow
-from slurm_watchdog.agent.workers.request_types import ReadGpus, WorkerState
 from slurm_watchdog.base import clock
 
 # How much of a GPU works, by NVML's GPM (GPU Performance Monitoring: Hopper and later), for the NVML child.

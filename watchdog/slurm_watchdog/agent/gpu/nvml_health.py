@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.workers.answer_types import GpuHealthRow
+from slurm_watchdog.agent.children.answers import GpuHealthRow
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import MigInstance
 

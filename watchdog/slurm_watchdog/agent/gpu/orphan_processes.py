@@ -12,38 +12,39 @@ from a job.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.children.answers import OpenDevices
+from slurm_watchdog.agent.children.children import Answer, Children
+from slurm_watchdog.agent.children.requests import NameUsers
 from slurm_watchdog.agent.proc.entry import Entry, Key
 from slurm_watchdog.agent.proc.files import (
     DEVICES,
     gpu_pattern,
     is_in_first_pid_namespace,
     is_the_kernels,
-    links_of,
     other_thread,
     read_file,
 )
-from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import NameUsers
-from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.knowledge.gpu_daemons import is_daemon
 from slurm_watchdog.model.observations import Gpu, GpuHolder, Role
 from slurm_watchdog.model.protocol import EndProcess
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-LINKS_AT_ONCE = 96  # Links of descriptors that are read in one tick, about 3 us each.
+AT_ONCE = 16  # Processes whose open files are read in one tick: some 100 us each, in children of their users.
 ROUND_S = 30.0  # Time between two looks at the same process, at least.
 NVML_AGE_S = 90.0  # NVML's lists may be so old: a process that is younger is another one than the one they meant.
 UNSEEN_JOB_GRACE_S = 60.0  # The grace at least, of a job that the controller has not named yet: it may have just begun.
 MAX_JOBS = 1024  # Ids of jobs that are remembered to have run here.
-USERS = "users"
+USERS = "node:users"
+DevicesOf = Callable[[Sequence[tuple[int, int]]], list[OpenDevices | None]]
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,12 @@ class OrphanMemory(msgspec.Struct, frozen=True, kw_only=True):
 class OrphanGpuProcesses:
     """Remembers who was seen holding what, and since when without a job."""
 
-    probes: WorkerPool
+    probes: Children
     grace_s: float
+    devices_of: DevicesOf
+    """Given (pid, thread) of several: how many files each has open, and which are devices; None where that can't be
+    seen."""
     devices: str = DEVICES  # What the name of a GPU's device begins with; its number follows.
-    links_of: Callable[[int, int], tuple[int, list[str]]] = links_of
-    """Given a pid and a thread: how many files it has open, and the names of those that may be devices.
-    Raises OSError."""
     trusts_nvml: bool | None = None  # Whether NVML's pids are our /proc's; None: only in the first PID namespace.
     _held: dict[Key, _Held] = field(default_factory=dict)
     _round: list[Key] = field(default_factory=list)
@@ -207,37 +208,27 @@ class OrphanGpuProcesses:
 
     def _read_links(self, suspects: Mapping[Key, Entry], listed: Mapping[int, object], now: float) -> None:
         """First those that are new and came from a job or are on NVML's list, then everybody in turn."""
-        budget = LINKS_AT_ONCE
         new = [key for key in suspects if key not in self._held]
         new.sort(key=lambda key: (suspects[key].member is None, key[0] not in listed))
-        done: set[Key] = set()
-        for key in new:
-            if budget <= 0:
-                return
-            budget -= self._read_links_of(suspects[key])
-            done.add(key)
+        chosen = dict.fromkeys(new[:AT_ONCE])
         if not self._round and now >= self._next_round:
             self._round, self._next_round = list(suspects), now + ROUND_S
-        while self._round and budget > 0:
-            key = self._round.pop()
-            if key in suspects and key not in done:
-                budget -= self._read_links_of(suspects[key])
-
-    def _read_links_of(self, entry: Entry) -> int:
-        """Returns what it cost, in links. After the end of a main thread another one still has the descriptors."""
-        key = entry.key
-        minors: set[int] = set()
-        try:
-            thread = key[0] if entry.stat.state not in ("Z", "X") else other_thread(key[0])
-            count, names = self.links_of(key[0], thread)
-        except OSError:
-            self._held[key] = _Held((), readable=False)
-            return 4
-        for name in names:
-            if match := self._is_gpu.fullmatch(name):
-                minors.add(int(match[1]))
-        self._held[key] = _Held(tuple(sorted(minors)), readable=True)
-        return count + 4
+        while self._round and len(chosen) < AT_ONCE:
+            if (key := self._round.pop()) in suspects:
+                chosen[key] = None
+        threads = []
+        for key in chosen:
+            # After the end of a main thread another one still has the descriptors.
+            ended, thread = suspects[key].stat.state in ("Z", "X"), key[0]
+            with suppress(OSError):
+                thread = other_thread(key[0]) if ended else thread
+            threads.append((key[0], thread))
+        for key, found in zip(chosen, self.devices_of(threads) if threads else (), strict=False):
+            if found is None:
+                self._held[key] = _Held((), readable=False)
+                continue
+            minors = {int(match[1]) for name in found.devices if (match := self._is_gpu.fullmatch(name))}
+            self._held[key] = _Held(tuple(sorted(minors)), readable=True)
 
     def _describe(
         self, entry: Entry, gpus: tuple[Gpu, ...], listed: list[tuple[Gpu, int | None]] | None, uptime_s: float

@@ -14,11 +14,11 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.children.answers import GpuHealthRow, GpuProcesses, GpuReading, GpuRow
+from slurm_watchdog.agent.children.children import Answer, Children
+from slurm_watchdog.agent.children.look import STARVED, STOPPED
+from slurm_watchdog.agent.children.requests import ReadGpus
 from slurm_watchdog.agent.gpu.nvml import HEALTH, PROCESSES
-from slurm_watchdog.agent.workers.answer_types import GpuHealthRow, GpuProcesses, GpuReading, GpuRow
-from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import ReadGpus
-from slurm_watchdog.agent.workers.worker import STARVED, STOPPED, Answer
 from slurm_watchdog.base.structs import only, picked
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.observations import FaultSeverity, Gpu, NodeEvent
@@ -95,7 +95,7 @@ MAX_EVENTS = 64  # Kept until the next report, equal ones folded: a GPU in troub
 class GpuReader(msgspec.Struct):
     """Asks the child in every tick and remembers which GPUs there are."""
 
-    probes: WorkerPool
+    probes: Children
     problem: str | None = None
     """Why NVML as a whole says nothing on a node that should have it; None where it works or there is no driver."""
     driver_s: float | None = None  # Seconds that the last report's answer spent inside NVML; None without one.

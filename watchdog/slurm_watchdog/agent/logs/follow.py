@@ -18,10 +18,10 @@ from itertools import islice
 import msgspec
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.children.answers import FollowedFile, FollowedLogs
+from slurm_watchdog.agent.children.requests import Follow, WorkerState
 from slurm_watchdog.agent.logs.log_file import LogFollower, condense
 from slurm_watchdog.agent.logs.position import FilePosition, Identity
-from slurm_watchdog.agent.workers.answer_types import FollowedFile, FollowedLogs
-from slurm_watchdog.agent.workers.request_types import Follow, WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.model.observations import Event

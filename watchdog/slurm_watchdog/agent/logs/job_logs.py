@@ -14,16 +14,15 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.children.answers import FollowedLogs
+from slurm_watchdog.agent.children.become_user import refusal_as
+from slurm_watchdog.agent.children.children import Answer
+from slurm_watchdog.agent.children.requests import Follow, ListMounts
 from slurm_watchdog.agent.logs.follow import MAGIC
 from slurm_watchdog.agent.logs.open_logs import FollowedJob, LogMemory, OpenLogs
-from slurm_watchdog.agent.processes.identity_cache import IDENTIFY
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import SETTLE_S
-from slurm_watchdog.agent.workers.answer_types import FollowedLogs
-from slurm_watchdog.agent.workers.become_user import refusal_as
-from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.request_types import Follow, ListMounts
-from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.agent.processes.user_looks import UserLooks
 from slurm_watchdog.base.mounts import Mount, MountNews, mount_of
 from slurm_watchdog.base.redact import mask_words
 from slurm_watchdog.base.structs import only
@@ -42,13 +41,14 @@ KEPT_AFTER_END_S = 30.0  # So long the logs of a job are followed after its last
 MOUNTS_EVERY_S = 60.0
 MOUNTS_AT_LEAST_EVERY_S = 900.0  # The table of mounts is read again, though the kernel says that it is as it was.
 MAX_KEYS = 256
+MOUNTS = "node:mounts"
 
 
 @dataclass
 class JobLogs:
     """What is followed, and what came in since the last report."""
 
-    probes: WorkerPool
+    looks: UserLooks
     mounts: tuple[Mount, ...]
     node: str
     patterns: tuple[str, ...]
@@ -71,7 +71,8 @@ class JobLogs:
     _keys_of: tuple[Mount, ...] | None = None
 
     def __post_init__(self) -> None:
-        self.open_logs = OpenLogs(self.probes, self._note_open)
+        self.probes = self.looks.children
+        self.open_logs = OpenLogs(self.looks, self._note_open)
 
     def collect(
         self, now: float, processes: Iterable[Process], environs: Mapping[str, Mapping[str, str]], deadline_s: float
@@ -380,7 +381,7 @@ class JobLogs:
         since_s = now - self._mounts_at
         self._mounts_old = self._mounts_old or self.mount_news()
         if since_s >= (MOUNTS_EVERY_S if self._mounts_old else MOUNTS_AT_LEAST_EVERY_S):
-            asked = self.probes.ask(IDENTIFY, ListMounts(), deadline_s, now, self._apply_mounts)
+            asked = self.probes.ask(MOUNTS, ListMounts(), deadline_s, now, self._apply_mounts)
             if asked is not None:
                 self._mounts_at, self._mounts_old = now, False
                 self.probes.settle(SETTLE_S, [asked])

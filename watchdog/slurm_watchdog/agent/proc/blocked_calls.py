@@ -15,12 +15,10 @@ come at once.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from slurm_watchdog.agent.proc.entry import parse_stat
-from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.proc.system_call import (
     BlockedCallHistory,
     faults,
@@ -31,7 +29,6 @@ from slurm_watchdog.agent.proc.system_call import (
     parse_switches,
     parse_syscall,
 )
-from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.knowledge.syscalls import (
     COUNTED,
     FD_ARGUMENT,
@@ -51,7 +48,7 @@ MIN_AT_ONCE, MAX_AT_ONCE = 32, 192  # Threads that are looked at in one tick for
 AGAIN_EVERY = 3  # Ticks between two looks at all threads of a process that gives cause.
 IDLE_SHARE = 0.002  # CPU time, as a share of the time blocked, that polling in a wait may cost; one clock tick on top.
 
-UNSEEN_S = 30.0  # So long a thread that could not be looked at stays where it was: a restarted helper ends no stall.
+UNSEEN_S = 30.0  # So long a thread that could not be looked at stays where it was: a replaced child ends no stall.
 
 Key = tuple[int, int]  # Process and its start, in clock ticks after boot.
 ReadFile = Callable[[str], bytes]  # Reads a file of /proc in one go. Raises OSError: processes end while one looks.
@@ -61,25 +58,8 @@ class NotSeenError(OSError):
     """No one could look: it may be there or not."""
 
 
-def _read_calls(pid: int, threads: Sequence[int]) -> Iterator[tuple[int, bytes]]:
-    """From one directory: walking the whole path for each thread would cost a tenth more."""
-    with suppress(OSError), opened(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY) as directory:
-        for thread in threads:
-            try:  # no `with`: it would cost a fifth of the look
-                yield thread, read_file(f"{thread}/syscall", directory)
-            except OSError:  # it ended, or is another user's
-                continue
-
-
 def _list_threads(pid: int) -> list[int]:
     return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-
-
-def _file_of(pid: int, thread: int, number: int) -> str | None:
-    try:
-        return os.readlink(f"/proc/{pid}/task/{thread}/fd/{number}")  # a main thread that ended has no files
-    except OSError:
-        return None
 
 
 @dataclass
@@ -88,11 +68,11 @@ class BlockedThreads:
 
     machine: str
     read: ReadFile
-    list_threads: Callable[[int], list[int]] = _list_threads  # Given a pid. Raises OSError.
-    read_calls: Callable[[int, Sequence[int]], Iterable[tuple[int, bytes]]] = _read_calls
+    read_calls: Callable[[int, Sequence[int]], Iterable[tuple[int, bytes]]]
     """Lines of `syscall` of many threads of one process; those that ended are left out."""
-    file_of: Callable[[int, int, int], str | None] = _file_of
+    file_of: Callable[[int, int, int], str | None]
     """Given a pid, a thread and the number of a descriptor: the open file's name, None if there is none."""
+    list_threads: Callable[[int], list[int]] = _list_threads  # Given a pid. Raises OSError.
     tracks: dict[tuple[int, int, int], BlockedCallHistory] = field(default_factory=dict)
     """By (pid, start of the process, thread)."""
     tick: int = 0

@@ -116,12 +116,16 @@ class Stat:
 
 @dataclass(frozen=True)
 class Status:
-    """What is used of /proc/PID/status."""
+    """What is used of /proc/PID/status. It takes no lock that a process could hold."""
 
     state: str
     uids: tuple[int, ...] = ()  # Real, effective, saved and file-system user; empty where they are missing.
     has_memory: bool = False  # Kernel threads and zombies have none.
     container_pid: int | None = None  # Its number in its own PID namespace, where that lies below ours.
+    comm: str = ""
+    ppid: int = 0
+    threads: int = 1
+    switches: int = -1  # How often its main thread gave up a CPU, or lost it; -1 where that is not said.
 
     @property
     def real_uid(self) -> int:
@@ -144,32 +148,35 @@ def parse_stat(text: bytes) -> Stat:
 def parse_status(text: bytes) -> Status:
     """The fields of /proc/PID/status. The kernel escapes newlines in the name there, so that it can't add lines."""
     text = b"\n" + text
-    state, uids, numbers = (_words_of(text, name) for name in (b"\nState:", b"\nUid:", b"\nNSpid:"))
+    name = _line_of(text, b"\nName:\t").replace(b"\\n", b"\n").replace(b"\\\\", b"\\")
+    state, numbers = _line_of(text, b"\nState:").split(), _line_of(text, b"\nNSpid:").split()
+    ways = [_line_of(text, b"\n%bvoluntary_ctxt_switches:" % kind) for kind in (b"", b"non")]
     return Status(
         state=state[0].decode() if state else "",
-        uids=tuple(map(int, uids[:4])),
+        uids=tuple(map(int, _line_of(text, b"\nUid:").split()[:4])),
         has_memory=b"\nVmSize:" in text,
         container_pid=int(numbers[-1]) if len(numbers) > 1 else None,
+        comm=name.decode(errors="replace"),
+        ppid=int(_line_of(text, b"\nPPid:") or 0),
+        threads=int(_line_of(text, b"\nThreads:") or 1),
+        switches=sum(map(int, ways)) if all(ways) else -1,
     )
 
 
-def _words_of(text: bytes, name: bytes) -> list[bytes]:
-    """What stands in the line that begins with `name`. Of the sixty lines of each new process three are read."""
+def _line_of(text: bytes, name: bytes) -> bytes:
+    """What stands in the line that begins with `name`. Of the sixty lines of a process a few are read."""
     begin = text.find(name)
     if begin < 0:
-        return []
+        return b""
     begin += len(name)
     end = text.find(b"\n", begin)
-    return text[begin : end if end >= 0 else len(text)].split()
+    return text[begin : end if end >= 0 else len(text)]
 
 
 def parse_last_pid(loadavg: bytes) -> int:
     """The pid given out last, in /proc/loadavg; 0 where it does not say."""
     words = loadavg.split()
     return int(words[4]) if len(words) == 5 and words[4].isdigit() else 0
-
-
-NEVER_SWITCHED_TO = frozenset("Dt")  # States without switches: those of a rank's main thread are counted in every tick.
 
 
 @dataclass
@@ -186,18 +193,8 @@ class Entry:
     switches: int | None = None
     runnable_s: float | None = None
     crowd: bool = False  # One of too many members of a job: looked at in turn (slurm_watchdog.agent.processes.reader).
-    _held: tuple[str, int] | None = None
-    """State and switches when it was last seen in one of NEVER_SWITCHED_TO; None if the last look found another one."""
-
-    def note_switches(self, now: float) -> None:
-        """Who sleeps in D, or is held by a debugger, is not switched to: one that was is in that state anew."""
-        state = self.stat.state
-        if state not in NEVER_SWITCHED_TO:
-            self._held = None
-        elif self.switches is not None:
-            if self._held is not None and self._held != (state, self.switches):
-                self.state_since = now
-            self._held = (state, self.switches)
+    place: int | None = None  # An open descriptor of its /proc/PID: without it another process may have its number.
+    seen_switches: int = -1  # Status.switches at the last look.
 
     @property
     def key(self) -> Key:

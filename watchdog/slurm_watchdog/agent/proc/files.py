@@ -1,4 +1,4 @@
-"""Reads files of /proc in the loop: only those that cannot block."""
+"""Reads small files of /proc."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 from contextlib import suppress
 
-from slurm_watchdog.agent.proc.entry import JobStep, Stat, parse_cgroup, parse_stat
+from slurm_watchdog.agent.proc.entry import Stat, parse_stat
 from slurm_watchdog.agent.proc.system_call import parse_syscall
 from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.knowledge.syscalls import name_of
@@ -56,13 +56,6 @@ def read_stat(pid: int | str) -> Stat:
     return parse_stat(read_file(f"/proc/{pid}/stat"))
 
 
-def read_runnable_s(pid: int) -> float | None:
-    """Seconds that the main thread has run or was ready to run; None where the kernel does not say."""
-    with suppress(OSError, ValueError):
-        return parse_runnable_s(read_file(f"/proc/{pid}/schedstat"))
-    return None
-
-
 def parse_runnable_s(text: bytes) -> float:
     """Of /proc/PID/schedstat: on a CPU, and waiting for one (scheduler/sched-stats.rst). Raises ValueError."""
     on_cpu, ready = text.split()[:2]
@@ -83,11 +76,6 @@ def count_open_files(pid: int) -> int:
         return os.stat(f"/proc/{pid}/fd").st_size
     except OSError:
         return 0
-
-
-def read_cgroup(pid: int) -> JobStep | None:
-    """Job and step that its control group names. Raises OSError."""
-    return parse_cgroup(read_file(f"/proc/{pid}/cgroup").decode(errors="replace"))
 
 
 def is_the_kernels(path: str) -> bool:

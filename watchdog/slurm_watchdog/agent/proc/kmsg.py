@@ -10,7 +10,7 @@ import errno
 import logging
 import os
 import stat
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +22,8 @@ from slurm_watchdog.parse.kernel_log.line import KernelFact
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 16384  # The longest record has 8192 bytes (PRINTK_MESSAGE_MAX and CONSOLE_EXT_LOG_MAX, kernel/printk).
-KERNEL_LOG = "/dev/kmsg"
 KMSG_DEVICE = (1, 11)  # Of /dev/kmsg (admin-guide/devices.txt); in a container the path may be /dev/null or a console.
+TAIL, INFO = 100, 6  # Records for evidence, and the first level that is not in it (syslog(3)).
 FIRST_RETRY_S = 5.0
 LAST_RETRY_S = 60.0
 
@@ -31,18 +31,15 @@ Header = tuple[bytes, int, bytes]  # Priority as written, sequence, and the whol
 
 
 class KmsgFile:
-    """An open log of the kernel: the real device, opened without blocking, here or by someone who may."""
+    """An open log of the kernel: the real device, opened without blocking."""
 
-    def __init__(self, path: str, passed: int | None = None):
-        """Takes over the descriptor `passed`, if there is one. Raises OSError if it is not the kernel's log."""
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-        self._fd = os.open(path, flags) if passed is None else passed
+    def __init__(self, path: str):
+        """Raises OSError if it is not the kernel's log."""
+        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         status = os.fstat(self._fd)
-        numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
-        if not stat.S_ISCHR(status.st_mode) or numbers != KMSG_DEVICE:
+        if not stat.S_ISCHR(status.st_mode) or (os.major(status.st_rdev), os.minor(status.st_rdev)) != KMSG_DEVICE:
             os.close(self._fd)
-            what = "it" if passed is None else "what was passed"
-            raise OSError(errno.ENODEV, f"{what} is not the kernel's log", path)
+            raise OSError(errno.ENODEV, "it is not the kernel's log", path)
 
     def read(self) -> bytes:
         """One record. Raises BlockingIOError if there is no more; EPIPE if unread records were overwritten."""
@@ -59,7 +56,11 @@ class KmsgFile:
 class Kmsg:
     """A position in the kernel's log, and the device that is read."""
 
-    def __init__(self, path: str, open_device: Callable[[str], KmsgFile] = KmsgFile):
+    def __init__(
+        self, path: str, open_device: Callable[[str], KmsgFile] = KmsgFile, tail: deque[bytes] | None = None
+    ):  # fmt: skip
+        """`tail` gets the records above level "info", those that were taken before, too."""
+        self.tail = deque[bytes](maxlen=TAIL) if tail is None else tail
         self._path, self._open_device = path, open_device
         self._device: KmsgFile | None = None
         self._opened_at = self._retry_at = float("-inf")
@@ -110,6 +111,8 @@ class Kmsg:
         except (IndexError, ValueError):
             return None
         self._newest = sequence
+        if fields[0].isdigit() and int(fields[0]) & 7 < INFO:
+            self.tail.append(data)
         if self.position is None:
             self.position = sequence
         if sequence < self.position:
@@ -162,7 +165,7 @@ class Kmsg:
 def _explain(error: OSError) -> str:
     why = describe(error)
     if error.errno in (errno.EACCES, errno.EPERM):
-        return f"{why}: it takes root or CAP_SYSLOG (kernel.dmesg_restrict)"
+        return f"{why}: it takes CAP_SYSLOG (kernel.dmesg_restrict)"
     if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
         return f"{why}: a container without it?"
     return why

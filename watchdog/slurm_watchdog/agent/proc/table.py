@@ -3,9 +3,9 @@
 What blocks. `cmdline`, `environ`, `mem`, `smaps` take the lock of the process's memory, which a thread in a page fault
 on a dead filesystem can hold through another one that waits for it. Since Linux 6.18 (seen there; not in 6.1) `stat`,
 `wchan`, `syscall`, `io` and the links of descriptors block, too, while a process is in execve and waits for the memory
-that it still shares with its parent (vfork): they all check who may look under the lock that execve holds. `status`,
-`statm`, `comm` and `cgroup` take neither. So a process that is new is asked for its `status` first. If that says D,
-nothing else of it is read in the loop until a child has read it and come back.
+that it still shares with its parent (vfork): they all check who may look under the lock that execve holds. So the loop
+reads `status`, `schedstat` and `cgroup` alone, which take neither, through an open descriptor of /proc/PID: it says
+ESRCH once that process has ended, whoever has its number now. All else is read by a child that has become the user.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import operator
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -24,18 +25,11 @@ from slurm_watchdog.agent.proc.entry import (
     ProcessFacts,
     Stat,
     Status,
+    parse_cgroup,
     parse_last_pid,
-    parse_stat,
     parse_status,
 )
-from slurm_watchdog.agent.proc.files import (
-    _reads_own_namespace,
-    is_the_kernels,
-    owner_of,
-    read_cgroup,
-    read_file,
-    read_stat,
-)
+from slurm_watchdog.agent.proc.files import _reads_own_namespace, is_the_kernels, owner_of, read_file
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.model.observations import BY_SLURM
 
@@ -49,19 +43,23 @@ NEW_AT_ONCE = 256
 """New processes that are looked at in one tick, the users in turn: at 60 us each, a user who starts 55,000 would take
 the loop for three seconds. The first look takes all, for what an agent does not name looks gone to the controller."""
 SAMPLED = 8192  # Processes among which a user's largest job is looked for, in every tick of a crowd.
+MAX_PLACES = 8192  # Open directories of /proc/PID: a kilobyte of the kernel's memory each.
+HERE_S = 3600.0  # So long after his last process a user is one of this node, for a job's last words.
+KTHREADD = 2  # The parent of all other threads of the kernel.
+
+Read = Callable[[str, int | None], bytes]  # A file of /proc, whole; relative to an open directory. Raises OSError.
 
 
 @dataclass
 class ProcessTable:
-    """Lists /proc in every tick and remembers it. `to_identify` and `suspects` wait for the child `identify`."""
+    """Lists /proc in every tick and remembers it. `to_identify` waits for the users' children."""
 
-    read: Callable[[str], bytes] = read_file  # A file of /proc, whole. Raises OSError.
+    read: Read = read_file
     entries: dict[int, Entry] = field(default_factory=dict)
     to_identify: set[int] = field(default_factory=set)  # Pids of entries of which the environment is wanted.
-    suspects: set[int] = field(default_factory=set)  # Only a child may read more: in D from the first.
-    spawner: int = -1
-    """A process with this parent is a child of the agent's own. To ask about those, too, would start the child
-    that is asked, which again would be someone new to be asked about."""
+    ours: frozenset[int] = frozenset()
+    """The agent's children. To ask about those, too, would start the child that is asked, which again would be someone
+    new to be asked about."""
     changed: bool = True  # Something that decides who belongs where is not what it was.
     tick: int = 0
     unmet: Counter[int] = field(default_factory=Counter)  # New processes of each user that wait for a later tick.
@@ -69,6 +67,8 @@ class ProcessTable:
     _owners: dict[int, int] = field(default_factory=dict)  # Pid -> user, of those that wait.
     _strangers: list[int] = field(default_factory=list)
     _crowd: list[int] = field(default_factory=list)
+    _seen_here: dict[int, float] = field(default_factory=dict)  # User -> when a process of his ended last.
+    _places: int = 0
     _last_pid: int = 0
     _listed: int = 0
 
@@ -93,34 +93,37 @@ class ProcessTable:
             if entry is None:
                 continue
             try:
-                stat = parse_stat(self.read(f"/proc/{pid}/stat"))
+                status = parse_status(self.read_of(entry, "status"))
             except (OSError, ValueError):  # it ended
-                self._remove(pid)
+                self.remove(pid, now)
                 continue
-            if entry.stat.start_ticks != stat.start_ticks:  # the pid is another's now: it is met like any new one
-                self._remove(pid)
+            if entry.place is None and _is_another(entry, status):  # it is met like any new one
+                self.remove(pid, now)
                 self._meet(pid, now)
             else:
-                self._see(entry, stat, now, max_names)
+                self._see(entry, status, now, max_names)
 
-    def add(self, pid: int, stat: Stat, status: Status, now: float) -> Entry | None:
-        """A process that is new; None if it ended meanwhile."""
-        if stat.flags & KERNEL_THREAD:
-            known = ProcessFacts(pid, stat.start_ticks, stat.ppid, stat.comm, 0)
-        else:
-            try:
-                cgroup = read_cgroup(pid)
-            except OSError:
-                return None
-            known = ProcessFacts(
-                pid, stat.start_ticks, stat.ppid, stat.comm, status.real_uid, cgroup, own_pid=status.container_pid
-            )
-            if stat.ppid != self.spawner:
-                self.to_identify.add(pid)
-        entry = self.entries[pid] = Entry(known, stat, state_since=now)
-        self.suspects.discard(pid)
-        self.changed = True
-        return entry
+    def read_of(self, entry: Entry, name: str) -> bytes:
+        """`status`, `schedstat` or `cgroup` of a process. Raises OSError once it has ended."""
+        pid = entry.known.pid
+        return self.read(f"/proc/{pid}/{name}" if entry.place is None else name, entry.place)
+
+    def is_here(self, uid: int, now: float) -> bool:
+        """Whether a user has a process on this node, our children aside, or had one within HERE_S."""
+        mine = (each for each in self.entries.values() if each.known.uid == uid)
+        here = any(not self._is_ours(each.known.pid, each.stat.ppid) for each in mine)
+        return here or now - self._seen_here.get(uid, float("-inf")) <= HERE_S
+
+    def _is_ours(self, pid: int, ppid: int) -> bool:
+        return pid in self.ours or ppid in self.ours
+
+    def is_there(self, pid: int, start_ticks: int) -> bool:
+        """Whether this process has this number now, for certain."""
+        entry = self.by_key(pid, start_ticks)
+        try:
+            return entry is not None and entry.place is not None and bool(self.read_of(entry, "status"))
+        except OSError:
+            return False
 
     def by_key(self, pid: int, start_ticks: int) -> Entry | None:
         """The process, unless it is gone."""
@@ -146,14 +149,13 @@ class ProcessTable:
         last = parse_last_pid(read_file("/proc/loadavg")) if self._trusts_last_pid else 0
         same = last != 0 and last == self._last_pid
         self._last_pid = last
-        return not same or bool(self.suspects) or bool(self.unmet) or self.tick - self._listed >= LIST_AT_LEAST_EVERY
+        return not same or bool(self.unmet) or self.tick - self._listed >= LIST_AT_LEAST_EVERY
 
     def _list(self, now: float) -> None:
         self._listed = self.tick
         pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}
         for pid in self.entries.keys() - pids:
-            self._remove(pid)
-        self.suspects &= pids
+            self.remove(pid, now)
         for pid in self._next_new(pids - self.entries.keys()):
             self._meet(pid, now)
 
@@ -177,19 +179,59 @@ class ProcessTable:
         return jobs.most_common(1)[0][0] if jobs else None
 
     def _meet(self, pid: int, now: float) -> None:
+        place = None
         try:
-            status = parse_status(read_file(f"/proc/{pid}/status"))
-            if status.state == "D" and status.has_memory:
-                self.suspects.add(pid)
-                return
-            self.add(pid, read_stat(pid), status, now)
+            if self._places < MAX_PLACES:
+                with suppress(OSError):  # no more descriptors, or it ended
+                    place = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            base = "" if place is not None else f"/proc/{pid}/"
+            status = parse_status(self.read(f"{base}status", place))
+            flags = KERNEL_THREAD if not status.has_memory and KTHREADD in (pid, status.ppid) else 0
+            cgroup = None if flags else parse_cgroup(self.read(f"{base}cgroup", place).decode(errors="replace"))
         except (OSError, ValueError):  # it ended between listing and reading
-            self.suspects.discard(pid)
+            if place is not None:
+                os.close(place)
+            return
+        uid = 0 if flags else status.real_uid
+        facts = ProcessFacts(pid, 0, status.ppid, status.comm, uid, cgroup, own_pid=status.container_pid)
+        stat = Stat(status.comm, status.state, status.ppid, flags, 0, 0, status.threads)
+        if flags and place is not None:
+            os.close(place)
+            place = None
+        self._places += place is not None
+        self.entries[pid] = Entry(facts, stat, state_since=now, place=place, seen_switches=status.switches)
+        if not flags and not self._is_ours(pid, status.ppid):
+            self.to_identify.add(pid)
+        self.changed = True
 
-    def _remove(self, pid: int) -> None:
+    def reopen(self, entry: Entry) -> bool:
+        """Opens the place of a process that the agent before this one knew. False: it has ended."""
+        with suppress(OSError):
+            place = os.open(f"/proc/{entry.known.pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if not _is_another(entry, parse_status(self.read("status", place))):
+                entry.place, self._places = place, self._places + 1
+                return True
+            os.close(place)
+        return False
+
+    def remove(self, pid: int, now: float) -> None:
+        """The process has ended."""
         entry = self.entries.pop(pid)
+        if entry.place is not None:
+            os.close(entry.place)
+            self._places -= 1
+        if not entry.is_kernel_thread and not self._is_ours(pid, entry.stat.ppid):
+            self._seen_here = {uid: at for uid, at in self._seen_here.items() if now - at <= HERE_S}
+            self._seen_here[entry.known.uid] = now
         self.changed |= entry.member is not None and not entry.crowd
         self.to_identify.discard(pid)
+
+    def close(self) -> None:
+        """The agent ends."""
+        for entry in self.entries.values():
+            if entry.place is not None:
+                os.close(entry.place)
+                entry.place = None
 
     def _next(self, waiting: list[int], at_once: int, wanted: Callable[[Entry], bool]) -> list[int]:
         """The first of those that wait for their turn and still are `wanted`; when all had it, it begins again."""
@@ -203,28 +245,38 @@ class ProcessTable:
         """It is of interest by itself: where it belongs is decided again."""
         entry.crowd, self.changed = False, True
 
-    def _see(self, entry: Entry, stat: Stat, now: float, max_names: int) -> None:
-        old = entry.stat
-        if old.comm != stat.comm and entry.identified < max_names and stat.ppid != self.spawner:
-            self.to_identify.add(entry.known.pid)
-        if (old.comm, old.ppid) != (stat.comm, stat.ppid):
-            entry.known = replace(entry.known, comm=stat.comm, ppid=stat.ppid)
+    def _see(self, entry: Entry, status: Status, now: float, max_names: int) -> None:
+        old, known = entry.stat, entry.known
+        is_ours = self._is_ours(known.pid, status.ppid)
+        other_user = status.real_uid != known.uid and not entry.is_kernel_thread
+        if (old.comm != status.comm or other_user) and entry.identified < max_names and not is_ours:
+            self.to_identify.add(known.pid)
+        if (old.comm, old.ppid) != (status.comm, status.ppid) or other_user:
+            entry.known = replace(known, comm=status.comm, ppid=status.ppid, uid=status.real_uid)
             self.leave_crowd(entry)
-        elif entry.crowd and stat.state in HANGS:
+        elif entry.crowd and status.state in HANGS:
             self.leave_crowd(entry)
         if entry.ticks == 1 and entry.known.cgroup is None and not entry.is_kernel_thread:
             # Seen in the moment between fork and being moved into its control group.
             try:
-                entry.known = replace(entry.known, cgroup=read_cgroup(entry.known.pid))
+                cgroup = parse_cgroup(self.read_of(entry, "cgroup").decode(errors="replace"))
             except OSError:
                 return  # it ended: the next look will find that
-            self.changed |= entry.known.cgroup is not None
-        # It ran in between, whatever its letter is. A debugger may hold the main thread alone: see Entry.note_switches.
-        if old.state != stat.state or (stat.state != "t" and old.cpu_ticks != stat.cpu_ticks):
+            entry.known = replace(entry.known, cgroup=cgroup)
+            self.changed |= cgroup is not None
+        # It ran in between, whatever its letter is.
+        if old.state != status.state or entry.seen_switches != status.switches:
             entry.state_since = now
-        entry.stat = stat
+        entry.seen_switches = status.switches
+        entry.stat = replace(old, comm=status.comm, state=status.state, ppid=status.ppid, threads=status.threads)
         entry.ticks += 1
 
 
 def _is_stranger(entry: Entry) -> bool:
     return not entry.member and entry.ticks >= YOUNG_TICKS and not entry.is_kernel_thread
+
+
+def _is_another(entry: Entry, status: Status) -> bool:
+    """Whether these can't be words of the same process: it has another user, or a parent that it cannot have got."""
+    known = entry.known
+    return status.real_uid != known.uid or (status.ppid != known.ppid and status.comm != known.comm)

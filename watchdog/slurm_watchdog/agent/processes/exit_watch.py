@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.model.observations import Process, Role
 
 MAX_WATCHED = 64  # Ranks of one node that are watched; a node has as many as it has GPUs, mostly 8.
@@ -23,7 +22,9 @@ ProcessId = tuple[int, int]  # (pid, start ticks).
 class Exits:
     """Descriptors of the ranks that live. One loop owns it."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_there: Callable[[int, int], bool]) -> None:
+        """`is_there` says, of a pid and its start, whether that process has this number at this moment."""
+        self._is_there = is_there
         self._fds: dict[ProcessId, int] = {}
         self._poll = select.poll()
         self._refused: set[ProcessId] = set()
@@ -40,7 +41,7 @@ class Exits:
             self._close(gone)
         self._refused &= ranks
         for new in sorted(ranks - self._fds.keys() - self._refused)[: MAX_WATCHED - len(self._fds)]:
-            fd = _open(new)
+            fd = self._open(new)
             if fd is None:
                 self._refused.add(new)
             else:
@@ -68,22 +69,17 @@ class Exits:
         self._said = {uid: at for uid, at in self._said.items() if now - at < PACE_S}
         return news
 
+    def _open(self, who: ProcessId) -> int | None:
+        try:
+            fd = os.pidfd_open(who[0])
+        except OSError:  # it has ended, or the kernel has no such thing for us
+            return None
+        if self._is_there(*who):
+            return fd
+        os.close(fd)  # it has just ended: the next look tells
+        return None
+
     def _close(self, who: ProcessId) -> None:
         fd = self._fds.pop(who)
         self._poll.unregister(fd)
         os.close(fd)
-
-
-def _open(who: ProcessId) -> int | None:
-    pid, start_ticks = who
-    try:
-        fd = os.pidfd_open(pid)
-    except OSError:  # it has ended, or the kernel has no such thing for us
-        return None
-    try:
-        if read_stat(pid).start_ticks == start_ticks:
-            return fd
-    except (OSError, ValueError):
-        pass  # it has just ended: the next look tells
-    os.close(fd)
-    return None

@@ -1,7 +1,6 @@
 """Identifies processes, and resolves blocked calls to files: what may take a process's memory lock. For children.
 
-Each process is sent as soon as it was read: when the child hangs, the first that is missing is the one that it
-hangs on.
+What the child is about to look at is noted first: when it hangs, that is the process that it hangs on.
 """
 
 from __future__ import annotations
@@ -15,22 +14,23 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.proc.entry import as_slurm_job, parse_status
-from slurm_watchdog.agent.proc.files import read_stat
-from slurm_watchdog.agent.proc.job_membership import may_hold_a_rank
-from slurm_watchdog.agent.proc.system_call import int32, parse_syscall
-from slurm_watchdog.agent.processes.open_mounts import read_fault
-from slurm_watchdog.agent.workers.answer_types import IdentifiedProcess, ResolvedCall
-from slurm_watchdog.agent.workers.become_user import check_process, read_refusal
-from slurm_watchdog.agent.workers.request_types import (
+from slurm_watchdog.agent.children.answers import IdentifiedProcess, ResolvedCall
+from slurm_watchdog.agent.children.become_user import check_process, read_refusal
+from slurm_watchdog.agent.children.requests import (
     BlockedCall,
     IdentifyProcesses,
     ListMounts,
     ListOpenLogs,
     NameUsers,
+    ReadTitles,
     ResolveCalls,
     WorkerState,
 )
+from slurm_watchdog.agent.proc.entry import as_slurm_job, parse_status
+from slurm_watchdog.agent.proc.files import read_stat
+from slurm_watchdog.agent.proc.job_membership import may_hold_a_rank
+from slurm_watchdog.agent.proc.system_call import int32, parse_syscall
+from slurm_watchdog.agent.processes.open_mounts import read_fault
 from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.base.mounts import Mount, mount_of, read_mounts, strip_deleted
 from slurm_watchdog.base.redact import MARGIN, masked_value
@@ -94,6 +94,7 @@ def _first_of_each(data: bytes, is_wanted: Callable[[str], bool], most: int) -> 
     return found
 
 
+STEPD = "slurmstepd"
 MAX_ENVIRON = 1 << 20
 MAX_COMMAND_LINE = 1 << 18
 MAX_FDS = 4096
@@ -101,31 +102,25 @@ LOG_SUFFIXES = (".log", ".out", ".txt", ".jsonl", ".err")
 MAX_PATH = 4096  # linux/limits.h
 
 
-def identify(request: IdentifyProcesses, worker: WorkerState) -> None:
-    """Sends an IdentifiedProcess for each process, with `error` where it ended meanwhile or may not be read."""
-    for index, (pid, start_ticks) in enumerate(request.processes):
-        worker.send_part(_identify_one(IdentifiedProcess(index=index, pid=pid, start_ticks=start_ticks), worker))
+def identify(request: IdentifyProcesses, state: WorkerState) -> list[IdentifiedProcess]:
+    """Who each process is, with `error` where it ended meanwhile or may not be read."""
+    return [_identify_one(pid, state) for pid in state.each(request.pids)]
 
 
-def _identify_one(known: IdentifiedProcess, worker: WorkerState) -> IdentifiedProcess:
-    pid = known.pid
+def _identify_one(pid: int, state: WorkerState) -> IdentifiedProcess:
+    known = IdentifiedProcess(pid=pid)
     try:
-        if known.start_ticks is None:
-            known = replace(known, start_ticks=read_stat(pid).start_ticks)
-        comm = _read(f"/proc/{pid}/comm", 64).strip().decode(errors="replace")
-        if comm == "slurmstepd" and _is_slurms(pid):
-            # Anybody may read it, whereas the environment is for its owner and root.
-            title = _read(f"/proc/{pid}/cmdline", 4096).split(b"\0")[0].decode(errors="replace")
-            known = replace(known, title=title)
+        known = replace(known, start_ticks=read_stat(pid).start_ticks)
         known = replace(known, uid=parse_status(_read(f"/proc/{pid}/status", 8192)).real_uid)
-        if (refusal := read_refusal(pid, worker)) is not None:
-            return _foreign(known, refusal, title=known.title)
+        if (refusal := read_refusal(pid, state.own)) is not None:
+            return _foreign(known, refusal)
+        comm = _read(f"/proc/{pid}/comm", 64).strip().decode(errors="replace")
         variables = _read(f"/proc/{pid}/environ", MAX_ENVIRON)
         environ = as_slurm_job(parse_environ(variables))
         known = replace(known, environ=environ)
         exe = os.path.basename(strip_deleted(os.readlink(f"/proc/{pid}/exe")))
         known = replace(known, exe=exe)
-        if comm != "slurmstepd" and may_hold_a_rank(comm, exe, environ):
+        if comm != STEPD and may_hold_a_rank(comm, exe, environ):
             words = _read(f"/proc/{pid}/cmdline", MAX_COMMAND_LINE).decode(errors="replace").split("\0")
             cwd = os.readlink(f"/proc/{pid}/cwd")
             if switch := kill_switch_in(words, strip_deleted(cwd)):
@@ -137,24 +132,37 @@ def _identify_one(known: IdentifiedProcess, worker: WorkerState) -> IdentifiedPr
                     parse_environ(variables, READ_VARIABLES), words
                 ),
             )  # fmt: skip
-        if (refusal := read_refusal(pid, worker)) is not None:  # it has become another program meanwhile
+        if (refusal := read_refusal(pid, state.own)) is not None:  # it has become another program meanwhile
             return _foreign(known, refusal)
     except (OSError, ValueError) as error:
         return replace(known, error=str(error), denied=isinstance(error, PermissionError))
     return known
 
 
-def _foreign(known: IdentifiedProcess, refusal: str, title: str = "") -> IdentifiedProcess:
+def _foreign(known: IdentifiedProcess, refusal: str) -> IdentifiedProcess:
     """A process of which nothing is to be known: a set-user-id program, root's, the system's."""
-    same = ("index", "pid", "start_ticks", "uid")
-    return picked(IdentifiedProcess, known, *same, foreign=True, environ={}, title=title, error=refusal)
+    return picked(IdentifiedProcess, known, "pid", "start_ticks", "uid", foreign=True, environ={}, error=refusal)
 
 
-def _is_slurms(pid: int) -> bool:
-    """Whether a process that calls itself slurmstepd may be believed: anybody can take that name, and a title. The real
-    one is root's, or belongs to the one user for which a slurmd without root starts jobs: then the agent runs as that
-    user, too. Its real uid is asked for: the effective one is the job owner's for moments."""
-    return parse_status(_read(f"/proc/{pid}/status", 8192)).real_uid in (0, os.getuid())
+def read_titles(request: ReadTitles, state: WorkerState) -> list[IdentifiedProcess]:
+    """Of processes of root's and the system's: when each began, and the title of a slurmstepd. Anybody can take that
+    name, and a title. The real one is root's, or belongs to the one user for which a slurmd without root starts jobs:
+    then the agent runs as that user, too. The real uid counts: the effective one is the job owner's for moments."""
+    return [_read_title(pid, state) for pid in state.each(request.pids)]
+
+
+def _read_title(pid: int, state: WorkerState) -> IdentifiedProcess:
+    known = IdentifiedProcess(pid=pid)
+    try:
+        stat, status = read_stat(pid), parse_status(_read(f"/proc/{pid}/status", 8192))
+        known = replace(known, start_ticks=stat.start_ticks, uid=status.real_uid)
+        if status.comm == STEPD and status.real_uid in (0, state.own):
+            # Anybody may read it, whereas the environment is for its owner and root.
+            title = _read(f"/proc/{pid}/cmdline", 4096).split(b"\0")[0].decode(errors="replace")
+            return replace(known, title=title)
+    except (OSError, ValueError) as error:
+        return replace(known, error=str(error))
+    return known
 
 
 def parse_environ(data: bytes, names: AbstractSet[str] = frozenset(ENVIRONMENT)) -> dict[str, str]:
@@ -162,19 +170,20 @@ def parse_environ(data: bytes, names: AbstractSet[str] = frozenset(ENVIRONMENT))
     return _first_of_each(data, names.__contains__, 1024)
 
 
-def resolve_calls(request: ResolveCalls, worker: WorkerState) -> None:
-    """Sends a ResolvedCall for each blocked call: its file, and the mount that it lies on. A path is read from the
-    process's memory only if the thread is in this very call, and is believed only if it still is afterwards: no one
-    learns what lies elsewhere."""
-    for index, call in enumerate(request.calls):
-        try:
-            found = ResolvedCall(index=index, target=_resolve(call, worker))
-        except (OSError, IndexError, ValueError) as error:
-            found = ResolvedCall(index=index, error=str(error))
-        worker.send_part(found)
+def resolve_calls(request: ResolveCalls, state: WorkerState) -> list[ResolvedCall]:
+    """The file of each blocked call, and the mount that it lies on. A path is read from the process's memory only if
+    the thread is in this very call, and believed only if it still is afterwards: no one learns what lies elsewhere."""
+    return [_resolved(call, state) for call in state.each(request.calls)]
 
 
-def name_users(request: NameUsers, worker: WorkerState) -> dict[str, str]:
+def _resolved(call: BlockedCall, state: WorkerState) -> ResolvedCall:
+    try:
+        return ResolvedCall(target=_resolve(call, state))
+    except (OSError, IndexError, ValueError) as error:
+        return ResolvedCall(error=str(error))
+
+
+def name_users(request: NameUsers, state: WorkerState) -> dict[str, str]:
     """The names of users, by number in decimal, from the site's directory; unknown ones are left out."""
     names: dict[str, str] = {}
     for uid in request.uids:
@@ -185,10 +194,10 @@ def name_users(request: NameUsers, worker: WorkerState) -> dict[str, str]:
     return names
 
 
-def _resolve(call: BlockedCall, worker: WorkerState) -> CallTarget:
+def _resolve(call: BlockedCall, state: WorkerState) -> CallTarget:
     pid, syscall, args = call.pid, call.syscall, call.args
     path, task = None, f"{pid}/task/{call.thread}"  # a main thread that has ended has no memory and no files any more
-    check_process(pid, worker)
+    check_process(pid, state.own)
     began = read_stat(pid).start_ticks
     if syscall == PAGE_FAULT:
         return read_fault(task)
@@ -198,7 +207,7 @@ def _resolve(call: BlockedCall, worker: WorkerState) -> CallTarget:
         path = _read_path(task, args[place])
         # Only now it is known whose memory that was: a set-user-id program may have taken the place of the
         # one in this call.
-        check_process(pid, worker)
+        check_process(pid, state.own)
         _check_in_call(call)
         if read_stat(pid).start_ticks != began:
             raise OSError(errno.ESRCH, "it is another process now")
@@ -239,20 +248,21 @@ def _read_path(task: str, pointer: int) -> str:
     return data.split(b"\0")[0].decode(errors="replace")
 
 
-def list_mounts(request: ListMounts, worker: WorkerState) -> list[Mount]:
+def list_mounts(request: ListMounts, state: WorkerState) -> list[Mount]:
     """The agent's own mounts."""
     return list(read_mounts())
 
 
-def list_open_logs(request: ListOpenLogs, worker: WorkerState) -> dict[str, list[str]]:
+def list_open_logs(request: ListOpenLogs, state: WorkerState) -> dict[str, list[str]]:
     """Names of open files that look like logs, by job. Descriptors 1 and 2 count whatever their name; of a `thorough`
     process also files open for appending, and those open for writing with one of LOG_SUFFIXES. Nothing is opened or
     looked up: the names come from the links in /proc."""
     found: dict[str, list[str]] = {}
-    for job_id, pid, thorough in request.processes:
+    for index, (job_id, pid, thorough) in enumerate(request.processes):
+        state.note(index)
         paths = found.setdefault(job_id, [])
         with suppress(OSError):  # it ended, or may not be looked into
-            check_process(pid, worker)
+            check_process(pid, state.own)
             with opened(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY) as directory:
                 for fd in os.listdir(directory)[:MAX_FDS] if thorough else ("1", "2"):
                     path = _log_path(pid, directory, fd)

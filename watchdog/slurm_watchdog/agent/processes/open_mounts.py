@@ -11,10 +11,10 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
+from slurm_watchdog.agent.children.become_user import check_process
+from slurm_watchdog.agent.children.requests import ListOpenMounts, ReadSharedMemory, WorkerState
 from slurm_watchdog.agent.proc.files import read_links
 from slurm_watchdog.agent.proc.system_call import is_storage
-from slurm_watchdog.agent.workers.become_user import check_process
-from slurm_watchdog.agent.workers.request_types import ListOpenMounts, ReadSharedMemory, WorkerState
 from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.base.mounts import NOT_PROBED, Mount, mount_of, read_mounts, strip_deleted
 from slurm_watchdog.knowledge.syscalls import LOCAL_TYPES, NOT_STORAGE
@@ -73,17 +73,18 @@ def _read_maps(task: str) -> dict[str, bool]:
         return parse_maps(file.read(MAX_MAPS))
 
 
-def list_open_mounts(request: ListOpenMounts, worker: WorkerState) -> dict[str, list[str]]:
+def list_open_mounts(request: ListOpenMounts, state: WorkerState) -> dict[str, list[str]]:
     """The mount points, in the agent's own table, on which files of processes lie, by job. Filesystems that have no one
     behind them who could fail (NOT_PROBED), `/` and what an ordinary user serves are left out. A process that ended, or
     that may not be looked into, adds nothing."""
     own = read_mounts()
     tables: dict[str, tuple[Mount, ...]] = {_namespace("self"): own}
     found: dict[str, dict[str, None]] = {}
-    for job_id, pid, mapped in request.processes:
+    for index, (job_id, pid, mapped) in enumerate(request.processes):
+        state.note(index)
         points = found.setdefault(job_id, {})
         try:
-            check_process(pid, worker)
+            check_process(pid, state.own)
             namespace = _namespace(pid)
             if namespace not in tables:
                 tables[namespace] = read_mounts(pid)
@@ -133,18 +134,18 @@ PLACE = "/dev/shm"
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
-def read_shared_memory(request: ReadSharedMemory, worker: WorkerState) -> list[tuple[int, int] | None]:
+def read_shared_memory(request: ReadSharedMemory, state: WorkerState) -> list[tuple[int, int] | None]:
     """Of each process (bytes in use, size) of its /dev/shm; None where that is the node's, none, or not to be seen."""
     try:
         nodes = os.stat(PLACE).st_dev
     except OSError:  # the node has none
         nodes = None
-    return [_of(pid, nodes, worker) for pid in request.pids]
+    return [_of(pid, nodes, state) for pid in state.each(request.pids)]
 
 
-def _of(pid: int, nodes: int | None, worker: WorkerState) -> tuple[int, int] | None:
+def _of(pid: int, nodes: int | None, state: WorkerState) -> tuple[int, int] | None:
     try:
-        check_process(pid, worker)
+        check_process(pid, state.own)
         if [mount.fs_type for mount in read_mounts(pid) if mount.point == PLACE][-1:] != ["tmpfs"]:
             return None
         with (

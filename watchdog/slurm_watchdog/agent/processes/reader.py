@@ -1,7 +1,7 @@
 """The processes of all jobs on this node, in every tick, from /proc.
 
-In the loop only stat, status, schedstat, cgroup, io, wchan, syscall and links of descriptors are read, and of new
-processes only what cannot block (proc.table). All else is asked of the child `identify` (processes.identity_cache).
+In the loop only status, schedstat and cgroup are read, which nothing can hold up (proc.table). All else comes from the
+children of the users whose processes they are (processes.user_looks).
 """
 
 from __future__ import annotations
@@ -9,33 +9,32 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from slurm_watchdog.agent.children.become_user import may_become_others
+from slurm_watchdog.agent.children.requests import ThreadFile
 from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads
-from slurm_watchdog.agent.proc.entry import HANGS, LASTING_STATES, NEVER_SWITCHED_TO, Entry, Key, ProcessFacts
-from slurm_watchdog.agent.proc.files import read_file, read_runnable_s
+from slurm_watchdog.agent.proc.entry import HANGS, LASTING_STATES, Entry, Key, ProcessFacts
+from slurm_watchdog.agent.proc.files import parse_runnable_s
 from slurm_watchdog.agent.proc.job_membership import assign
 from slurm_watchdog.agent.proc.system_call import (
     BlockedCallHistory,
     describe_blocked,
     is_storage,
     parse_io_bytes,
-    parse_switches,
 )
-from slurm_watchdog.agent.proc.table import ProcessTable
-from slurm_watchdog.agent.processes.delegated_proc import DelegatedFiles
 from slurm_watchdog.agent.processes.identify import mount_target
 from slurm_watchdog.agent.processes.identity_cache import (
     MAX_DIRECTORIES,
     MAX_IDENTIFICATIONS,
     Identities,
-    UnidentifiedProcess,
 )
 from slurm_watchdog.agent.processes.report_rows import ORDER
-from slurm_watchdog.agent.workers.become_user import CAP_SYS_PTRACE, capabilities
-from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.processes.thread_reads import ThreadReads
+from slurm_watchdog.agent.processes.user_looks import UserLooks
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.knowledge.launchers import HEARTBEAT_VARIABLE
@@ -82,6 +81,7 @@ def pick_crowd(mine: Iterable[Entry], before: Container[int] = ()) -> set[int]:
     return {entry.known.pid for entry in rows if entry.known.pid not in watched}
 
 
+NEVER_SWITCHED_TO = frozenset("Dt")  # States without switches: those of a main thread are reported in every tick.
 SETTLE_S = 0.15  # Children have this long for answers that improve the present report; the loop never waits for more.
 OTHERS_EVERY = 3  # Ticks between two looks at the system call of a process that is no rank and not in D.
 SWITCHES_EVERY = 12  # Ticks between two looks at the context switches of a rank, and at how long it has run.
@@ -93,11 +93,10 @@ MAX_ERROR_FILES = 256  # Of a job: a launcher that starts its ranks again names 
 class ProcessReader:
     """Who belongs to which job, and what they do."""
 
-    probes: WorkerPool
+    looks: UserLooks
     read_mounts: Callable[[], tuple[Mount, ...]] = tuple
     """The agent's own, renewed by a child: where a process's own table does not come in time."""
     machine: str = os.uname().machine
-    files: DelegatedFiles | None = None  # Where a helper reads what other users' threads do, and this process may not.
     ours: frozenset[int] = frozenset()  # The agent and its children, by pid.
     problem: str | None = None  # What this agent may not see, in a sentence.
     owners: Mapping[str, int] = field(default_factory=dict)  # The jobs that Slurm has here, and whose (JobsHere).
@@ -112,45 +111,49 @@ class ProcessReader:
     _error_files: dict[str, dict[str, int | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._read = read_file if self.files is None else self.files.read
-        self.table = ProcessTable(spawner=self.probes.spawner_pid)
-        self.identities = Identities(self.probes, self.table)
-        self._may_look = bool(capabilities() >> CAP_SYS_PTRACE & 1)
-        self.threads = BlockedThreads(self.machine, self._read)
-        if self.files is not None:
-            self.threads.read_calls, self.threads.file_of = self.files.read_calls, self.files.file_of
+        self.table = self.looks.table
+        self.identities = Identities(self.looks)
+        self.reads = ThreadReads(self.looks)
+        self._may_look = may_become_others()
+        self.threads = BlockedThreads(
+            self.machine, self.reads.read, read_calls=self.reads.read_calls, file_of=self.reads.file_of
+        )
 
     def collect(self, now: float, deadline_s: float) -> tuple[Process, ...]:
         """All processes of jobs on this node, as they are now; those that outlived their job, too, under its id."""
+        self.table.ours = self.looks.children.pids()
         self.table.look(now, MAX_IDENTIFICATIONS)
         requests = self.identities.ask(now, deadline_s)
         if requests:
-            self.probes.settle(SETTLE_S, requests)
+            self.looks.children.settle(SETTLE_S, requests)
         seats = self.read_seats()
         all_again = seats != self._seated or (bool(self.crowd) and self.table.tick % RECONSIDER_EVERY == 0)
         if self.table.changed or all_again or self.owners != self._assigned_for:
             self._assign(all_again, seats)
+            self.looks.retire({entry.known.uid for entry in self.mine})
         self.crowd = Counter(
             (entry.member.job_id, entry.known.uid)
             for entry in self.table.entries.values()
             if entry.crowd and entry.member is not None
         )
-        living = [entry for entry in self.mine if entry.has_living_thread]
+        known = [entry for entry in self.mine if entry.known.start_ticks]  # else a child has not read it yet
+        living = [entry for entry in known if entry.has_living_thread]
         mains = [entry for entry in living if self._is_due(entry)]
         turn = self.threads.take_turn(_with_threads(living))
-        self._announce(living, mains, turn)
+        self.reads.begin()
+        self.reads.fetch(self._wanted(living, mains, turn))
         for entry in living:
-            self._read_counters(entry, now)
+            self._take_counters(entry)
         self._look_at_threads(living, mains, turn, now)
         blocked = self._blocked(now, deadline_s)
-        return tuple(describe(entry, blocked.get(entry.key), now) for entry in self.mine)
+        return tuple(describe(entry, blocked.get(entry.key), now) for entry in known)
 
     def memory(self) -> ProcessMemory:
         """What `remember` of the next agent takes. Kernel threads are met again for next to nothing."""
         return ProcessMemory(
             entries=tuple(each for each in self.table.entries.values() if not each.is_kernel_thread),
             to_identify=tuple(sorted(self.table.to_identify)),
-            stuck=dict(self.identities.stuck),
+            stuck=dict(self.looks.stuck),
             tracks=tuple(self.threads.tracks.items()),
         )
 
@@ -158,19 +161,22 @@ class ProcessReader:
         """Before the first look: who has ended, or whose number is another's now, is found out by that."""
         for each in memory.entries:
             # Counters are read anew, and who is one of a crowd is chosen anew.
-            self.table.entries[each.known.pid] = replace(
-                each, io_bytes=None, switches=None, runnable_s=None, crowd=False, _held=None
-            )
+            entry = replace(each, io_bytes=None, switches=None, runnable_s=None, crowd=False, place=None)
+            if self.table.reopen(entry):
+                self.table.entries[entry.known.pid] = entry
+                if self.looks.refusal(entry.known.uid) is None:
+                    self.table.to_identify.add(entry.known.pid)  # is it the same?
         self.table.to_identify |= self.table.entries.keys() & set(memory.to_identify)
-        self.identities.stuck |= memory.stuck
+        self.looks.stuck |= memory.stuck
         self.threads.tracks |= dict(memory.tracks)
 
     @property
     def unseen(self) -> str | None:
-        """Why what other users' threads do was not seen in the last look; None where it was."""
-        if self.files is not None and self.files.unseen:
-            return "the helper did not answer: the ranks' system calls are unknown"
-        return None
+        """Of whom it was not seen in the last look what threads do; None where it was."""
+        if not self.reads.unseen:
+            return None
+        users = ", ".join(f"uid {uid}" for uid in sorted(self.reads.unseen)[:8])
+        return f"no answer from the child that looks into processes of {users}: their system calls are unknown"
 
     def environ_of(self, job_id: str) -> Mapping[str, str]:
         """The known variables of some process of the job's owner; empty if nothing is known."""
@@ -219,7 +225,7 @@ class ProcessReader:
             if entry.crowd and (all_again or self._has_new_owner(entry)):
                 entry.crowd = False
         # It may itself run inside a job, or have started one.
-        self.ours = frozenset({os.getpid()} | self.table.below(self.probes.spawner_pid))
+        self.ours = frozenset({os.getpid()}.union(*map(self.table.below, self.table.ours)))
         known = {pid: entry.known for pid, entry in entries.items() if not entry.crowd and pid not in self.ours}
         self._assigned_for, self._seated = dict(self.owners), dict(seats)
         whole = _with_ancestors(known, entries)
@@ -232,6 +238,7 @@ class ProcessReader:
         for pid in pick_crowd(members, watched):
             entries[pid].crowd = True
         self.mine = [entry for entry in members if not entry.crowd]
+        self.table.to_identify |= {entry.known.pid for entry in self.mine if not entry.known.start_ticks}
         self._note_error_files()
         self.problem = self._what_is_hidden()
         self.table.changed = False
@@ -265,13 +272,11 @@ class ProcessReader:
         if self._may_look:
             return None  # an exception (a security module's) is no blindness
         entries = self.table.entries
-        if 1 not in entries and 1 not in self.table.suspects:
+        if 1 not in entries:
             return (
                 "/proc hides the processes of other users (hidepid): their jobs are not seen. Give the agent's unit "
                 "the group that may see them (gid= of that mount): SupplementaryGroups="
             )
-        if self.files is not None:
-            return None  # the helper looks
         hidden = [
             entry
             for entry in entries.values()
@@ -282,25 +287,25 @@ class ProcessReader:
         if not hidden:
             return None
         return (
-            f"{len(hidden)} processes of other users may not be looked into (it takes root or CAP_SYS_PTRACE): "
+            f"{len(hidden)} processes of other users may not be looked into (it takes CAP_SETUID and CAP_SYS_PTRACE): "
             "whether they belong to jobs, and which ranks they are, is not known"
         )
 
     # -- what they do ------------------------------------------------------------------------------------------
 
-    def _announce(self, living: list[Entry], mains: list[Entry], turn: list[tuple[Key, list[int]]]) -> None:
-        """Says at once what will be read in this tick: where it comes from a helper, one request is as dear as many."""
-        if self.files is None:
-            return
-        self.files.begin()
-        self.files.fetch(
-            (
-                *(("io", e.known.pid, e.known.pid) for e in living if self._reads_io(e)),
-                *(("call", e.known.pid, e.known.pid) for e in mains),
-                *(("call", pid, thread) for pid, _, thread in self.threads.tracks),
-                *(("call", process[0], thread) for process, threads in turn for thread in threads),
-            )
-        )
+    def _wanted(
+        self, living: list[Entry], mains: list[Entry], turn: list[tuple[Key, list[int]]]
+    ) -> Iterator[ThreadFile]:
+        """All that is read in this tick: one request of a user is as dear as many."""
+        for entry in living:
+            pid = entry.known.pid
+            if self._reads_io(entry):
+                yield ("io", pid, pid)
+            elif (pid + self.table.tick) % OTHERS_EVERY == 0 or entry.stat.cpu_ticks == 0:
+                yield ("cpu", pid, pid)
+        yield from (("call", entry.known.pid, entry.known.pid) for entry in mains)
+        yield from (("call", pid, thread) for pid, _, thread in self.threads.tracks)
+        yield from (("call", process[0], thread) for process, threads in turn for thread in threads)
 
     def _reads_io(self, entry: Entry) -> bool:
         if entry.member is None or entry.member.role is Role.HELPER:
@@ -315,25 +320,21 @@ class ProcessReader:
         due = is_rank or (pid + self.table.tick) % OTHERS_EVERY == 0
         return due or entry.stat.state == "D" or (pid, start, pid) in self.threads.tracks
 
-    def _read_counters(self, entry: Entry, now: float) -> None:
-        """I/O of ranks in every tick, of their workers now and then; context switches of ranks now and then."""
+    def _take_counters(self, entry: Entry) -> None:
+        """CPU time and I/O, as far as they were read; context switches of ranks now and then."""
         pid, member = entry.known.pid, entry.member
         entry.switches = entry.runnable_s = None
-        if member is None or member.role is Role.HELPER:
-            return
-        turn = pid + self.table.tick
-        is_rank = member.role is Role.RANK
-        try:
-            if self._reads_io(entry):
-                entry.io_bytes = parse_io_bytes(self._read(f"/proc/{pid}/io"))
-            if is_rank and (turn % SWITCHES_EVERY == 0 or entry.stat.state in NEVER_SWITCHED_TO):
-                status = self._read(f"/proc/{pid}/status")
-                entry.switches = parse_switches(status) + parse_switches(status, b"non")
-            if is_rank and turn % SWITCHES_EVERY == 0:
-                entry.runnable_s = read_runnable_s(pid)
-            entry.note_switches(now)
-        except (OSError, ValueError):
-            entry.io_bytes = None
+        found = self.reads.counters_of(pid)
+        if found is not None and found.cpu_ticks is not None:
+            entry.stat = replace(entry.stat, cpu_ticks=found.cpu_ticks)
+        if found is not None and found.io is not None:
+            entry.io_bytes = parse_io_bytes(found.io.encode("latin-1"))
+        in_turn = (pid + self.table.tick) % SWITCHES_EVERY == 0
+        if member is not None and member.role is Role.RANK and (in_turn or entry.stat.state in NEVER_SWITCHED_TO):
+            entry.switches = entry.seen_switches if entry.seen_switches >= 0 else None
+            if in_turn:
+                with suppress(OSError, ValueError):  # it ended, or this kernel does not count that
+                    entry.runnable_s = parse_runnable_s(self.table.read_of(entry, "schedstat"))
 
     def _look_at_threads(
         self, living: list[Entry], mains: list[Entry], turn: list[tuple[Key, list[int]]], now: float
@@ -361,9 +362,9 @@ class ProcessReader:
 
     def _resolve(self, tracks: dict[tuple[int, int, int], BlockedCallHistory], now: float, deadline_s: float) -> None:
         """Path and mount of each blocked call: from the child, and until it has answered from what is known already."""
-        request = self.identities.resolve(tracks, now, deadline_s)
-        if request is not None:
-            self.probes.settle(SETTLE_S, [request])
+        requests = self.identities.resolve(tracks, now, deadline_s)
+        if requests:
+            self.looks.children.settle(SETTLE_S, requests)
         for track in tracks.values():
             if track.guess is None and is_storage(track.path):
                 track.guess = mount_target(track.path or "", self.read_mounts())
@@ -396,7 +397,7 @@ class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     entries: tuple[Entry, ...] = ()
     to_identify: tuple[int, ...] = ()
-    stuck: dict[int, UnidentifiedProcess] = {}
+    stuck: dict[int, str] = {}
     tracks: tuple[tuple[tuple[int, int, int], BlockedCallHistory], ...] = ()
 
 

@@ -21,6 +21,8 @@ from contextlib import suppress
 import msgspec
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.children.become_user import refusal_as
+from slurm_watchdog.agent.children.requests import SignalProcess, WorkerState
 from slurm_watchdog.agent.proc.entry import KERNEL_THREAD, Stat, parse_cgroup, parse_status, parse_stepd
 from slurm_watchdog.agent.proc.files import (
     BOOT_ID,
@@ -32,8 +34,6 @@ from slurm_watchdog.agent.proc.files import (
     read_stat,
     read_words,
 )
-from slurm_watchdog.agent.workers.become_user import refusal_as
-from slurm_watchdog.agent.workers.request_types import SignalProcess, WorkerState
 from slurm_watchdog.base.descriptors import closing, describe
 from slurm_watchdog.base.mounts import strip_deleted
 from slurm_watchdog.knowledge.gpu_daemons import COMMS, MAX_NAME, is_system_service

@@ -1,19 +1,21 @@
-"""Requests to workers: a type for each, with the bounds of its fields, and with the type of its answer.
+"""Requests to children: a type for each, with the bounds of its fields, and with the type of its answer.
 
-The function that does each, the user it is done as, and what else must hold are in
-slurm_watchdog.agent.helper.requests and slurm_watchdog.agent.context.
+The function that does each, and the kind of child, are in slurm_watchdog.agent.tasks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import mmap
+import os
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
 
-from slurm_watchdog.agent.workers.answer_types import (
+from slurm_watchdog.agent.children.answers import (
     CheckpointMemory,
     FollowedLogs,
     GpuReading,
@@ -25,6 +27,7 @@ from slurm_watchdog.agent.workers.answer_types import (
     ScannedPlace,
     ThreadFacts,
 )
+from slurm_watchdog.base import clock
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.base.structs import dataclass_transform  # type: ignore[attr-defined]
 from slurm_watchdog.model.collective_records import RasAnswer
@@ -44,14 +47,15 @@ HomePath = Annotated[str, Meta(pattern=r"^~?/[^\0]*\Z", max_length=MAX_PATH - 1)
 Pattern = Annotated[str, Meta(max_length=2048)]
 Field = Annotated[str, Meta(max_length=MAX_FIELD)]
 Value = TypeVar("Value")
+LOOK_S = 0.25  # Of wall-clock time for the processes of one request: thousands take that long.
+PLACE = struct.Struct("=i")  # What is in the page that a child shares with the agent.
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Request(msgspec.Struct, Generic[Value], frozen=True, forbid_unknown_fields=True):
     """One request, and in brackets what its answer is. Checked against its type before any function sees it."""
 
-    task: ClassVar[str]  # Its name in the frame, and in the table of tasks.
-    part: ClassVar[Any] = None  # The type of what the worker sends ahead of the answer; None: nothing.
+    task: ClassVar[str]  # Its name.
 
 
 def answer_type(request: type[Request[Any]]) -> Any:
@@ -60,15 +64,14 @@ def answer_type(request: type[Request[Any]]) -> Any:
     return value
 
 
-# -- with the helper's own rights ----------------------------------------------------------------------------------
+# -- about processes of one user -----------------------------------------------------------------------------------
 
 
-class IdentifyProcesses(Request[None]):
-    """Processes to be identified, with their start unless it is not known; each is sent as soon as it was read."""
+class IdentifyProcesses(Request[list[IdentifiedProcess]]):
+    """Processes of one user to be identified; the answer is in the same order, and holds the first ones at least."""
 
     task = "identify"
-    part = IdentifiedProcess
-    processes: Annotated[list[tuple[Pid, Ticks | None]], Meta(max_length=512)]
+    pids: Annotated[list[Pid], Meta(max_length=512)]
 
 
 class BlockedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,12 +83,18 @@ class BlockedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     args: Annotated[list[int], Meta(max_length=6)]
 
 
-class ResolveCalls(Request[None]):
-    """Calls whose files are wanted; each is sent as soon as it was read."""
+class ResolveCalls(Request[list[ResolvedCall]]):
+    """Calls whose files are wanted; the answer is in the same order."""
 
     task = "resolve_calls"
-    part = ResolvedCall
     calls: Annotated[list[BlockedCall], Meta(max_length=512)]
+
+
+class ReadTitles(Request[list[IdentifiedProcess]]):
+    """Processes of root's or the system's, among them slurmstepd; the answer is in the same order."""
+
+    task = "read_titles"
+    pids: Annotated[list[Pid], Meta(max_length=512)]
 
 
 class ListMounts(Request[list[Mount]]):
@@ -118,21 +127,21 @@ class ReadSharedMemory(Request[list[tuple[int, int] | None]]):
     pids: Annotated[list[Pid], Meta(max_length=64)]
 
 
-ThreadFile = tuple[Literal["io", "call", "devices"], Pid, Pid]  # What is wanted, process, thread.
+ThreadFile = tuple[Literal["io", "cpu", "call", "devices"], Pid, Pid]  # What is wanted, process, thread.
 
 
 class ReadThreads(Request[list[ThreadFacts | None]]):
-    """Threads to be looked at; the answer is in the same order, None where one is gone or may not be looked at."""
+    """Threads to be looked at; the answer is in the same order, None where one is gone or may not be looked
+    at."""
 
     task = "read_threads"
     files: Annotated[list[ThreadFile], Meta(max_length=4096)]
 
 
-class ReadProcessStates(Request[None]):
-    """What processes do, as far as the kernel says without stopping them; each is sent as soon as it was read."""
+class ReadProcessStates(Request[list[ProcessState]]):
+    """What processes do, as far as the kernel says without stopping them; the answer is in the same order."""
 
     task = "read_process_states"
-    part = ProcessState
     processes: Annotated[list[tuple[Pid, Ticks]], Meta(max_length=256)]
     silent_mounts: Annotated[list[Path], Meta(max_length=256)]
 
@@ -144,12 +153,7 @@ class DumpProcessStacks(Request[list[ProcessStack]]):
     node: Name
     budget_s: Seconds
     processes: Annotated[list[Process], Meta(max_length=64)]
-
-
-class LastKernelLines(Request[list[str]]):
-    """The end of the kernel's log."""
-
-    task = "last_kernel_lines"
+    may_hang: int = 1  # So many programs may be left behind that do not end when they are killed; then no more start.
 
 
 class SignalProcess(Request[ProcessEnd]):
@@ -310,27 +314,42 @@ class ReadGpus(Request[GpuReading]):
 
 
 Memory = TypeVar("Memory")
-
-
-def _drop_part(part: Any) -> None:
-    """No one waits for parts."""
+Item = TypeVar("Item")
 
 
 @dataclass
 class WorkerState:
-    """One worker's: the functions that serve its requests get it with each of them."""
+    """One child's: the functions that serve its requests get it with each of them."""
 
-    uid: int = -1  # The user that it has become; -1: none.
-    own_uid: int | None = None  # The one user that an agent without rights, and without a helper, may look at: itself.
-    send_part: Callable[[Any], None] = _drop_part
-    """Sends a part of the answer ahead: it arrives even if the next line of the function never returns."""
-    ends: bool = False  # Set by a function: the worker ends with this answer, and the next request goes to a fresh one.
+    uid: int = -1  # The user that it has become; -1: it stays the agent's.
+    place: mmap.mmap | None = None  # Shared with the agent.
+    left: list[int] = field(default_factory=list)  # Pids of programs that this request has left behind, killed in vain.
     is_limited: bool = False  # Its address space is bounded already.
     between: Callable[[], None] | None = None  # Called each second until the next request comes.
     _memories: dict[type[Any], Any] = field(default_factory=dict)
 
+    @property
+    def own(self) -> int:
+        """Whose processes it may look into."""
+        return self.uid if self.uid >= 0 else os.getuid()
+
+    def note(self, index: int) -> None:
+        """What follows is about the process of this place in the request."""
+        if self.place is not None:
+            PLACE.pack_into(self.place, 0, index)
+
+    def each(self, items: Sequence[Item]) -> Iterator[Item]:
+        """These, each noted before it is looked at. On a machine without CPU it ends after LOOK_S, and what is missing
+        in the answer is asked for again: a child that could never finish before its deadline would learn nothing."""
+        end = clock.monotonic() + LOOK_S
+        for index, item in enumerate(items):
+            if index and clock.monotonic() >= end:
+                return
+            self.note(index)
+            yield item
+
     def memory(self, kind: type[Memory]) -> Memory:
-        """The one value of this type that lasts as long as the worker; made when it is first wanted."""
+        """The one value of this type that lasts as long as the child; made when it is first wanted."""
         if kind not in self._memories:
             self._memories[kind] = kind()
         memory: Memory = self._memories[kind]

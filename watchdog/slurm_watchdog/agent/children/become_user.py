@@ -1,9 +1,9 @@
-"""Turning a child into another user, for good and without anything left of what it could do before; and whose a process
-is: what is not one ordinary user's, through and through, is not looked into.
+"""Turning a child into another user, for good and with nothing left of what it could do before that it does not need;
+and whose a process is: what is not one ordinary user's, through and through, is not looked into.
 
-Root loses its capabilities with its last uid 0. A helper that is no one in particular and holds a few capabilities
-would keep them through the same calls: so they are given up by name, and the kernel is asked afterwards. A set-user-id
-program, or one whose rights were changed under way, is another's: its users differ, or the owner of its /proc/PID.
+An agent with a few capabilities would keep them through the change of its user: so they are given up by name, and the
+kernel is asked afterwards. A set-user-id program, or one whose rights were changed under way, is another's: its users
+differ, or the owner of its /proc/PID.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import os
 import pwd
 import struct
 from collections.abc import Iterable
+from enum import Enum
 
 from slurm_watchdog.agent.proc.entry import parse_status
-from slurm_watchdog.agent.workers.request_types import WorkerState
 from slurm_watchdog.base.descriptors import describe
 
 CAPABILITY_VERSION_3 = 0x20080522  # linux/capability.h
-CAP_DAC_READ_SEARCH = 2  # linux/capability.h
-CAP_SETUID = 7
+CAP_SETUID = 7  # linux/capability.h
 CAP_SYS_PTRACE = 19
 CAP_LAST = 63  # More than any kernel has: dropping one that it does not know is refused, which is fine.
-PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 24, 38, 47  # linux/prctl.h
+PR_SET_KEEPCAPS, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 8, 24, 38, 47  # linux/prctl.h
 PR_CAP_AMBIENT_RAISE, PR_CAP_AMBIENT_CLEAR_ALL = 2, 4
 LEAST_UID = 100  # Below are the users that every Linux has from the start (LSB: 0 to 99 are given by the distribution).
 MAX_UID = 2**32 - 2  # The last number means `no one in particular` to the kernel (setresuid(2)).
@@ -66,21 +65,25 @@ def parse_capabilities(status: bytes) -> int:
     return int(lines.get(b"CapEff", b"0"), 16)
 
 
-HELPERS = {
-    "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_DAC_READ_SEARCH": 2, "CAP_FOWNER": 3, "CAP_KILL": 5, "CAP_SETGID": 6,
-    "CAP_SETUID": CAP_SETUID,
-    "CAP_SYS_MODULE": 16, "CAP_SYS_RAWIO": 17, "CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21,
-}  # fmt: skip
-"""Capabilities that an agent must not have (linux/capability.h): the helper's, and those that are worth more."""
+NEEDED = {"CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": CAP_SETUID, "CAP_SYS_PTRACE": CAP_SYS_PTRACE, "CAP_SYSLOG": 34}
+"""What an agent needs to see and serve all users of its node (linux/capability.h): its children become them, read what
+their processes do, and are ended; it reads the kernel's log. No child keeps more of it than CAP_SYS_PTRACE."""
 
 
 def why_too_mighty() -> str | None:
-    """What this process has that an agent is not to have, the beginning of a sentence; None if nothing."""
+    """What this process has beyond what an agent needs, the beginning of a sentence; None if nothing."""
     if os.geteuid() == 0 or os.getuid() == 0:
         return "this process is root's"
-    held = capabilities()
-    names = [name for name, bit in HELPERS.items() if held >> bit & 1]
-    return f"this process has {', '.join(names)}" if names else None
+    more = capabilities() & ~sum(1 << bit for bit in NEEDED.values())
+    return f"this process has more capabilities than {', '.join(NEEDED)} ({more:#x})" if more else None
+
+
+class Kind(Enum):
+    """What a child may do."""
+
+    OWN = "the agent itself"  # Stays the agent's user, without any capability: devices, tables of the kernel.
+    PROCESSES = "processes of a user"  # Is the user, may look into all that is his (CAP_SYS_PTRACE); opens no file.
+    FILES = "files of a user"  # Is the user.
 
 
 def may_become_others() -> bool:
@@ -124,38 +127,58 @@ def refusal_as(uid: int) -> str | None:
     return f"uid {uid} is not an ordinary user: nothing is read, written or signalled as it"
 
 
-def become(uid: int) -> str | None:
-    """Turns this process into user `uid` (-1: it stays what it is); returns why it can't, None if it did."""
-    if uid < 0:
+def refusal_to_become(uid: int) -> str | None:
+    """Why no child of this process becomes `uid`; None if one can."""
+    if not may_become_others() and uid == os.geteuid():
         return None
-    if (refusal := refusal_as(uid)) is not None:
+    if (refusal := refusal_as(uid)) is not None or _alone:
         return refusal
-    if uid == os.geteuid():
+    if may_become_others():
         return None
-    if not may_become_others():
-        return f"the agent runs as uid {os.geteuid()} and cannot read or write as uid {uid}"
+    return f"the agent runs as uid {os.geteuid()} and cannot read or write as uid {uid}"
+
+
+def become(uid: int, kind: Kind) -> str | None:
+    """Turns this process into user `uid` (-1: it stays who it is) for good, with no more capabilities than a child of
+    this kind needs; returns why it can't, None if it did. An agent that serves one person alone keeps what it has."""
+    if uid >= 0 and (refusal := refusal_to_become(uid)) is not None:
+        return refusal
+    if _alone or not may_become_others():
+        return None
+    kept = CAP_SYS_PTRACE if kind is Kind.PROCESSES and uid >= 0 else None
+    expected = capabilities() & (0 if kept is None else 1 << kept)
+    try:
+        if uid >= 0:
+            _change_user(uid)
+        limit_capabilities(expected)
+    except OSError as error:
+        return f"cannot become uid {uid}: {describe(error)}"
+    if (uid >= 0 and 0 in os.getresuid()) or capabilities() != expected:
+        return f"cannot become uid {uid}: the kernel left it other rights"
+    return None
+
+
+def _change_user(uid: int) -> None:
     try:
         entry = pwd.getpwuid(uid)
         gid, groups = entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid)
     except KeyError:
         gid, groups = uid, [uid]
-    try:
-        os.setgroups(groups)
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
-        _set_capabilities(0)
-    except OSError as error:
-        return f"cannot become uid {uid}: {describe(error)}"
-    if 0 in os.getresuid() or capabilities():
-        return f"cannot become uid {uid}: the kernel left it extra rights"
-    return None
+    _LIBC.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0)
+    os.setgroups(groups)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
 
 
 def keep_capabilities(kept: Iterable[int]) -> None:
     """Of what this process may do, at most `kept` is left, here and in the programs that it becomes by exec, for good:
     in the permitted, inheritable and ambient sets, in the bounding set where the kernel lets us (CAP_SETPCAP), and no
     program gives more back. Raises OSError."""
-    mask = sum(1 << each for each in kept) & capabilities()
+    limit_capabilities(sum(1 << each for each in kept) & capabilities())
+
+
+def limit_capabilities(mask: int) -> None:
+    """The same, given as a bit each, of those that are permitted. Raises OSError."""
     _LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     for each in range(CAP_LAST):
         if not mask >> each & 1:
@@ -177,25 +200,26 @@ def _set_capabilities(mask: int) -> None:
         raise OSError(problem, os.strerror(problem))
 
 
-def refusal_to_look(uids: tuple[int, ...], shown_uid: int, own: int | None) -> str | None:
-    """Why a process with these users is not looked into; None if it is one ordinary user's, or all of it `own`'s.
-    `shown_uid` is the owner of its /proc/PID: another one than its user where it may not be dumped."""
+def refusal_to_look(uids: tuple[int, ...], shown_uid: int, own: int) -> str | None:
+    """Why a process with these users is not looked into as `own`; None if it is his through and through. `shown_uid` is
+    the owner of its /proc/PID: another one than its user where it may not be dumped."""
     if not uids:
         return "whose process it is cannot be read"
     if {*uids, shown_uid} != {uids[0]}:
         shown = "/".join(str(uid) for uid in dict.fromkeys((*uids, shown_uid)))
         return f"it is a set-user-id program, or may not be looked into (uid {shown})"
-    return None if uids[0] == own else refusal_as(uids[0])
+    return None if uids[0] == own else f"it is uid {uids[0]}'s, not uid {own}'s"
 
 
-def read_refusal(pid: int, worker: WorkerState) -> str | None:
-    """Why a living process is not looked into, None if it may be. Never blocks. Raises OSError if it has ended."""
+def read_refusal(pid: int, own: int) -> str | None:
+    """Why a living process is not looked into as `own`, None if it may be. Never blocks. Raises OSError if it has
+    ended."""
     with open(f"/proc/{pid}/status", "rb") as file:
         uids = parse_status(file.read(8192)).uids
-    return refusal_to_look(uids, os.stat(f"/proc/{pid}").st_uid, worker.own_uid)
+    return refusal_to_look(uids, os.stat(f"/proc/{pid}").st_uid, own)
 
 
-def check_process(pid: int, worker: WorkerState) -> None:
+def check_process(pid: int, own: int) -> None:
     """Raises PermissionError with the reason if it is not to be looked into, another OSError if it is gone."""
-    if (refusal := read_refusal(pid, worker)) is not None:
+    if (refusal := read_refusal(pid, own)) is not None:
         raise PermissionError(errno.EPERM, f"process {pid}: {refusal}")

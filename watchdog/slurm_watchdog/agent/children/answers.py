@@ -1,6 +1,6 @@
-"""Answers of workers: a type for each, which the agent checks when it decodes one.
+"""Answers of children: a type for each, which the agent checks when it decodes one.
 
-The requests are in slurm_watchdog.agent.workers.request_types, each with the type of its answer.
+The requests are in slurm_watchdog.agent.children.requests, each with the type of its answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from slurm_watchdog.model.observations import CallTarget, Checkpoint, Event, Gpu
 class IdentifiedProcess(Struct):
     """One process: who it is, and what its environment and its command line say."""
 
-    index: int  # Its place in the request.
     pid: int
     start_ticks: int | None = None
     uid: int | None = None  # Its real user.
@@ -34,15 +33,16 @@ class IdentifiedProcess(Struct):
 class ResolvedCall(Struct):
     """The file that a blocked call is about."""
 
-    index: int
     target: CallTarget = CallTarget()
     error: str | None = None
 
 
 class ThreadCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One thread's system call. `wchan`, `io` and `file` are empty where the call is about no file."""
+    """Files of /proc/PID/task/TID. All but `line` are empty where the call is one of those in which threads idle."""
 
-    line: str  # Of /proc/PID/task/TID/syscall.
+    line: str  # syscall
+    stat: str = ""
+    status: str = ""
     wchan: str = ""
     io: str = ""
     file: str | None = None  # The open file that the call is about.
@@ -59,6 +59,7 @@ class ThreadFacts(Struct):
     """The one of these that was asked for."""
 
     io: str | None = None  # The text of /proc/PID/io.
+    cpu_ticks: int | None = None  # Of all its threads; with `io`, and alone.
     call: ThreadCall | None = None
     devices: OpenDevices | None = None
 

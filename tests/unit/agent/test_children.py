@@ -14,21 +14,22 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.agent.workers.admission import MAX_HUNG_OF_GROUP, MAX_HUNG_OF_USER
-from slurm_watchdog.agent.workers.child import _work_for_ever, child_main, frame
-from slurm_watchdog.agent.workers.spawner import SpawnerDied
-from slurm_watchdog.agent.workers.worker import STARVED, STOPPED, Answer, Look, hangs_in_call
+from slurm_watchdog.agent.children.become_user import CAP_SYS_PTRACE, Kind, capabilities
+from slurm_watchdog.agent.children.child import child_main, frame, serve
+from slurm_watchdog.agent.children.children import MAX_HUNG_OF_MOUNT, MAX_HUNG_OF_USER, Answer, Children
+from slurm_watchdog.agent.children.look import STARVED, STOPPED, Look, hangs_in_call
+from slurm_watchdog.agent.children.requests import WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
-from tests.builders.requests import plain_request
-from tests.builders.workers import FUNCTIONS, Asker, everything_of
+from tests.builders.requests import plain, plain_request
+from tests.builders.workers import TASKS, Asker, echo, everything_of
 
 
 @pytest.fixture
 def asker() -> Iterator[Asker]:
     asker = Asker()
     yield asker
-    asker.probes.close()
+    asker.children.close()
 
 
 def alive(pid: int) -> bool:
@@ -56,7 +57,6 @@ def test_a_worker_lives_on_and_remembers(asker: Asker) -> None:
 
 def test_an_error_is_an_answer(asker: Asker) -> None:
     assert asker.answer("a", "fail").error == "EACCES: Permission denied: '/x'"
-    assert asker.answer("a", "nonsense").error == "no function 'nonsense'"
     assert asker.answer("a", "echo").error is None
 
 
@@ -73,16 +73,16 @@ def test_a_child_that_hangs_is_counted_left_alone_and_free_when_it_answers(asker
     assert clock.monotonic() - began < 0.1
     assert asker.ask("a", "echo") is None
     time.sleep(0.15)
-    asker.probes.poll(clock.monotonic())
+    asker.children.poll(clock.monotonic())
     assert [(answer.request, answer.timed_out) for answer in asker.answers] == [(request, True)]
-    (hung,) = asker.probes.hung(clock.monotonic())
+    (hung,) = asker.children.hung(clock.monotonic())
     assert hung.probe == "a"
     assert hung.seconds > 0.1
     assert asker.ask("a", "echo") is None
     assert asker.answer("b", "echo").error is None
-    wait_readable(asker.probes.filenos(), 3)
-    asker.probes.poll(clock.monotonic())
-    assert asker.probes.hung(clock.monotonic()) == ()
+    wait_readable(asker.children.filenos(), 3)
+    asker.children.poll(clock.monotonic())
+    assert asker.children.hung(clock.monotonic()) == ()
     assert len(asker.answers) == 2  # its late answer was dropped
     assert asker.answer("a", "echo").error is None
 
@@ -101,7 +101,7 @@ def test_there_is_a_limit_to_children_and_idle_ones_make_room(asker: Asker) -> N
 def test_idle_children_make_room(asker: Asker) -> None:
     for key in "abcde":
         assert asker.answer(key, "echo").error is None
-    assert len(asker.probes.names()) == 3
+    assert len(asker.children.names()) == 3
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become someone else")
@@ -120,9 +120,9 @@ def test_an_answer_that_cannot_be_used_stops_nothing(asker: Asker) -> None:
     def then(answer: Answer) -> None:
         raise RuntimeError("x")
 
-    request = asker.probes.ask("a", plain_request("echo", 1), 5, clock.monotonic(), then)
+    request = asker.children.ask("a", plain_request("echo", 1), 5, clock.monotonic(), then)
     assert request is not None
-    asker.probes.settle(5, [request])
+    asker.children.settle(5, [request])
     assert asker.answer("a", "echo").error is None
 
 
@@ -132,7 +132,7 @@ def test_all_children_end_with_their_agent() -> None:
     if agent == 0:
         try:
             asker = Asker()
-            pids = [asker.answer(key, "echo").value[2] for key in "ab"] + [asker.probes.spawner_pid]
+            pids = [asker.answer(key, "echo").value[2] for key in "ab"]
             asker.ask("b", "hang", 60)
             os.write(write_fd, " ".join(map(str, pids)).encode())
             time.sleep(60)
@@ -145,90 +145,41 @@ def test_all_children_end_with_their_agent() -> None:
     assert wait_until(lambda: not any(alive(pid) for pid in pids))
 
 
-def test_without_its_spawner_an_agent_has_to_start_anew(asker: Asker) -> None:
-    asker.probes.check()
-    os.kill(asker.probes.spawner_pid, signal.SIGKILL)
-    assert wait_readable(asker.probes.filenos(), 5)
-    with pytest.raises(SpawnerDied):
-        asker.probes.check()
-
-
-def test_parts_come_before_the_answer_and_say_how_far_a_hung_child_got(asker: Asker) -> None:
-    assert asker.answer("a", "tell", [0, 0]).value == "all"
-    assert asker.parts == [0, 0]
-    request = asker.ask("a", "tell", [0, 0.5, 0.1], deadline_s=0.2)
-    assert request is not None
-    asker.probes.settle(5, [request])
-    assert asker.answers[-1].timed_out
-    assert asker.parts[2:] == [0, 0.5]
-    wait_readable(asker.probes.filenos(), 3)
-    time.sleep(0.2)
-    asker.probes.poll(clock.monotonic())
-    assert asker.parts[2:] == [0, 0.5]  # what came after the deadline was dropped, as the answer is
-    assert asker.answer("a", "tell", [0]).value == "all"
-    assert asker.parts[4:] == [0]
-
-
 def test_a_hung_child_goes_on_under_another_name_and_ends_when_it_is_back(asker: Asker) -> None:
     pid = asker.answer("identify", "echo").value[2]
     asker.hang("identify", 0.5)
-    assert asker.probes.rename("identify", "identify:17")
+    assert asker.children.set_aside("identify", "identify:17")
     assert asker.answer("identify", "echo").value[2] != pid
-    (hung,) = asker.probes.hung(clock.monotonic())
+    (hung,) = asker.children.hung(clock.monotonic())
     assert hung.probe == "identify:17"
     assert asker.ask("identify:17", "echo") is None
     assert alive(pid)
     time.sleep(0.6)
-    asker.probes.poll(clock.monotonic())
-    assert asker.probes.hung(clock.monotonic()) == ()
-    assert asker.probes.names() == ["identify"]
+    asker.children.poll(clock.monotonic())
+    assert asker.children.hung(clock.monotonic()) == ()
+    assert asker.children.names() == ["identify"]
     assert wait_until(lambda: not alive(pid))
 
 
 def test_only_a_hung_child_is_set_aside_and_two_never_share_a_name(asker: Asker) -> None:
-    assert not asker.probes.rename("identify", "identify:1")
+    assert not asker.children.set_aside("identify", "identify:1")
     asker.answer("identify", "echo")
-    assert not asker.probes.rename("identify", "identify:1")
+    assert not asker.children.set_aside("identify", "identify:1")
     asker.hang("identify")
-    assert asker.probes.rename("identify", "identify:1")
+    assert asker.children.set_aside("identify", "identify:1")
     asker.hang("identify")
-    assert not asker.probes.rename("identify", "identify:1")
-    assert sorted(asker.probes.names()) == ["identify", "identify:1"]
-
-
-def test_the_hung_of_one_kind_are_limited_and_the_others_go_on() -> None:
-    asker = Asker(max_workers=MAX_HUNG_OF_GROUP + 4)
-    try:
-        for number in range(MAX_HUNG_OF_GROUP):
-            asker.hang("identify")
-            assert asker.probes.rename("identify", f"identify:{number}")
-            assert len(asker.probes.problems()) == (number == MAX_HUNG_OF_GROUP - 1)
-        assert asker.probes.problems() == ("probes: 8 children of identify hang: no more of them are started",)
-        assert asker.ask("identify", "echo") is None
-        assert asker.ask("identify:99", "echo") is None
-        assert asker.answer("files:/a:1", "echo").error is None
-        assert asker.probes.counts() == {"idle": 1, "busy": 0, "hung": 8}
-    finally:
-        asker.probes.close()
+    assert not asker.children.set_aside("identify", "identify:1")
+    assert sorted(asker.children.names()) == ["identify", "identify:1"]
 
 
 def test_a_child_that_is_rarely_needed_ends_when_it_has_answered(asker: Asker) -> None:
     now = clock.monotonic()
-    request = asker.probes.ask("a", plain_request("echo", 1), 5, now, asker.answers.append, idle_s=0)
+    request = asker.children.ask("a", plain_request("echo", 1), 5, now, asker.answers.append, idle_s=0)
     assert request is not None
-    asker.probes.settle(5, [request])
+    asker.children.settle(5, [request])
     assert asker.answers[-1].error is None
-    assert asker.probes.names() == []
+    assert asker.children.names() == []
     assert wait_until(lambda: not alive(asker.answers[-1].value[2]))
-
-
-def test_an_idle_child_ends_after_a_time_that_suits_its_kind(asker: Asker) -> None:
-    for key in ("identify", "nvml"):
-        asker.answer(key, "echo")
-    asker.probes.poll(clock.monotonic() + 100)
-    assert asker.probes.names() == ["nvml"]
-    asker.probes.poll(clock.monotonic() + 700)
-    assert asker.probes.names() == []
 
 
 def test_names_that_are_no_utf8_arrive_as_they_were(asker: Asker) -> None:
@@ -236,16 +187,6 @@ def test_names_that_are_no_utf8_arrive_as_they_were(asker: Asker) -> None:
     assert asker.answer("a", "echo", name).value[0] == name
     mount = os.fsdecode(b"files:/caf\xe9")  # and children are called after mount points
     assert asker.answer(mount, "echo", 1).error is None
-
-
-def test_a_child_that_never_stops_talking_does_not_hold_up_the_loop(asker: Asker) -> None:
-    asker.answer("a", "echo")
-    asker.answers.clear()
-    asker.ask("a", "babble", deadline_s=0.1)
-    end = clock.monotonic() + 5
-    while not asker.answers and clock.monotonic() < end:
-        asker.probes.poll(clock.monotonic())
-    assert asker.answers[-1].error is not None
 
 
 def test_without_descriptors_nothing_is_asked_and_the_reason_is_a_problem(asker: Asker) -> None:
@@ -257,9 +198,9 @@ def test_without_descriptors_nothing_is_asked_and_the_reason_is_a_problem(asker:
         assert asker.answer("a", "echo").error is None
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert asker.probes.problems() == ("probes: no child can be started: EMFILE: Too many open files",)
+    assert asker.children.problems() == ("children: none can be started: EMFILE: Too many open files",)
     assert asker.answer("b", "echo").error is None
-    assert asker.probes.problems() == ()
+    assert asker.children.problems() == ()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a limit of its own for another user's processes")
@@ -270,38 +211,21 @@ def test_where_no_process_can_be_forked_the_answer_says_so_and_the_agent_lives_o
         try:
             os.setresuid(64999, 64999, 64999)
             asker = Asker()
-            resource.prlimit(asker.probes.spawner_pid, resource.RLIMIT_NPROC, (2, 100))
-            first = str(asker.answer("a", "echo").error)
-            problem = asker.probes.problems()
-            resource.prlimit(asker.probes.spawner_pid, resource.RLIMIT_NPROC, (100, 100))
+            resource.setrlimit(resource.RLIMIT_NPROC, (1, 100))
+            first = asker.ask("a", "echo")
+            problem = asker.children.problems()
+            resource.setrlimit(resource.RLIMIT_NPROC, (100, 100))
             then = str(asker.answer("a", "echo").error)
-            os.write(write_fd, repr((first, problem, then, asker.probes.problems())).encode())
+            os.write(write_fd, repr((first, problem, then, asker.children.problems())).encode())
         finally:
             os._exit(1)
     os.close(write_fd)
     with open(read_fd) as pipe:
         first, problem, then, no_problem = eval(pipe.read())
     os.waitpid(agent, 0)
-    assert "no child can be started: EAGAIN" in first
-    assert problem == (f"probes: {first}",)
+    assert first is None
+    assert len(problem) == 1 and problem[0].startswith("children: none can be started: EAGAIN")
     assert (then, no_problem) == ("None", ())
-
-
-def test_a_spawner_that_is_stopped_holds_nobody_up(asker: Asker) -> None:
-    os.kill(asker.probes.spawner_pid, signal.SIGSTOP)
-    try:
-        request = asker.ask("a", "echo", deadline_s=0.1)
-        assert request is not None
-        asker.probes.settle(5, [request])
-        assert not asker.answers[-1].timed_out  # nobody has looked at anything: no resource is to blame
-        assert "was not started" in str(asker.answers[-1].error)
-        assert [each.probe for each in asker.probes.hung(clock.monotonic())] == ["start:a"]
-        assert asker.probes.hung_since("a", clock.monotonic()) is None
-        asker.probes.check()
-    finally:
-        os.kill(asker.probes.spawner_pid, signal.SIGCONT)
-    assert wait_until(lambda: asker.probes.poll(clock.monotonic()) or not asker.probes.hung(clock.monotonic()))
-    assert asker.answer("a", "echo").error is None
 
 
 def test_a_child_that_is_stopped_is_no_answer_and_the_next_question_goes_to_a_fresh_one(asker: Asker) -> None:
@@ -309,19 +233,19 @@ def test_a_child_that_is_stopped_is_no_answer_and_the_next_question_goes_to_a_fr
     os.kill(pid, signal.SIGSTOP)
     request = asker.ask("a", "echo", deadline_s=0.1)
     assert request is not None
-    asker.probes.settle(5, [request])
+    asker.children.settle(5, [request])
     assert (asker.answers[-1].timed_out, asker.answers[-1].error) == (False, STOPPED)
-    assert asker.probes.hung(clock.monotonic()) == ()
+    assert asker.children.hung(clock.monotonic()) == ()
     assert asker.answer("a", "echo").value[2] != pid
     assert wait_until(lambda: not alive(pid)), "SIGKILL ends who is stopped"
 
 
 def test_a_child_that_is_stopped_while_it_hangs_is_replaced_too(asker: Asker) -> None:
     asker.hang("a")
-    pid = next(worker.pid for worker in asker.probes._workers.values())
+    pid = next(child.pid for child in asker.children._children.values())
     os.kill(pid, signal.SIGSTOP)
-    assert wait_until(lambda: asker.probes.poll(clock.monotonic() + 5) or asker.probes.is_free("a"))
-    assert not asker.probes.is_stuck("a")
+    assert wait_until(lambda: asker.children.poll(clock.monotonic() + 5) or asker.children.is_free("a"))
+    assert not asker.children.is_stuck("a")
     assert wait_until(lambda: not alive(pid))
 
 
@@ -329,16 +253,16 @@ def test_a_child_that_computes_beyond_its_deadline_is_no_answer(asker: Asker) ->
     asker.answer("a", "echo")
     request = asker.ask("a", "spin", deadline_s=0.3)
     assert request is not None
-    asker.probes.settle(5, [request])
+    asker.children.settle(5, [request])
     assert (asker.answers[-1].timed_out, asker.answers[-1].error) == (False, STARVED)
 
 
 def test_a_child_that_sleeps_in_no_call_about_files_hangs_and_convicts_nothing(asker: Asker) -> None:
     asker.hang("a")
     for later in (2.0, 4.0, 6.0):
-        asker.probes.poll(clock.monotonic() + later)
-    assert asker.probes.hung_since("a", clock.monotonic()) is not None
-    assert not asker.probes.is_stuck("a")
+        asker.children.poll(clock.monotonic() + later)
+    assert asker.children.hung_since("a", clock.monotonic()) is not None
+    assert not asker.children.is_stuck("a")
 
 
 WRITING = "1 0x1 0x7f 0x10 0x0 0x0 0x0 0x7ffd 0x7f11"
@@ -377,41 +301,18 @@ def test_a_user_whose_every_resource_hangs_leaves_all_others_working() -> None:
                 for key, user in everything_of(uid):
                     asker.ask(key, "hang", 600.0, deadline_s=0.05, uid=user)
             time.sleep(0.3)
-            asker.probes.poll(clock.monotonic() + 1)
-        hung = Counter(worker.uid for worker in asker.probes._workers.values() if worker.hung)
-        assert set(hung) == {64001, 64002, 64003}
+            asker.children.poll(clock.monotonic() + 1)
+        hung = Counter((child.uid, child.kind) for child in asker.children._children.values() if child.hung)
+        assert {uid for uid, _ in hung} == {64001, 64002, 64003}
         assert max(hung.values()) <= MAX_HUNG_OF_USER
-        for key in (
-            "identify",
-            "identify:in D",
-            "look",
-            "nvml",
-            "stacks",
-            "evidence:processes",
-            "end_process",
-        ):
+        for key in ("look:own", "nvml", "links", "node:mounts"):
             assert asker.answer(key, "echo").error is None
         for number in range(5):
             assert asker.answer(f"files:/m{number}:64004", "echo", uid=64004).value[3] == 64004
-        assert any("uid 64001" in problem for problem in asker.probes.problems())
-        assert not any("uid 64004" in problem for problem in asker.probes.problems())
+        assert any("uid 64001" in problem for problem in asker.children.problems())
+        assert not any("uid 64004" in problem for problem in asker.children.problems())
     finally:
-        asker.probes.close()
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="children become users")
-def test_a_pool_full_of_hanging_users_keeps_places_for_what_is_everybodys() -> None:
-    asker = Asker(16)
-    try:
-        for uid in range(64001, 64009):
-            for key, user in everything_of(uid)[:6]:
-                asker.ask(key, "hang", 600.0, deadline_s=0.05, uid=user)
-        time.sleep(0.3)
-        asker.probes.poll(clock.monotonic() + 1)
-        for key in ("identify", "look", "nvml", "stacks"):
-            assert asker.answer(key, "echo").error is None
-    finally:
-        asker.probes.close()
+        asker.children.close()
 
 
 @pytest.mark.parametrize("function", ["echo", "hang"])
@@ -420,9 +321,9 @@ def test_a_child_that_is_killed_idle_or_hung_is_replaced(asker: Asker, function:
     if function == "hang":
         asker.hang("a")
     os.kill(pid, signal.SIGKILL)
-    assert wait_readable(asker.probes.filenos(), 5)
-    asker.probes.poll(clock.monotonic())
-    assert asker.probes.names() == []
+    assert wait_readable(asker.children.filenos(), 5)
+    asker.children.poll(clock.monotonic())
+    assert asker.children.names() == []
     assert asker.answer("a", "echo").value[2] != pid
 
 
@@ -430,28 +331,123 @@ def test_after_a_pause_of_its_own_the_agent_accuses_no_child(asker: Asker) -> No
     asker.answer("a", "echo")
     asker.answers.clear()
     now = clock.monotonic()
-    asker.probes.ask("a", plain_request("hang", 0.3), 10.0, now, asker.answers.append)
-    asker.probes.poll(now + 5)
-    asker.probes.poll(now + 65)
-    assert asker.probes.hung(now + 65) == ()
+    asker.children.ask("a", plain_request("hang", 0.3), 10.0, now, asker.answers.append)
+    asker.children.poll(now + 5)
+    asker.children.poll(now + 65)
+    assert asker.children.hung(now + 65) == ()
     time.sleep(0.4)
-    asker.probes.poll(now + 66)
+    asker.children.poll(now + 66)
     assert [answer.timed_out for answer in asker.answers] == [False]
-    asker.probes.ask("a", plain_request("hang", 60), 10.0, now + 70, asker.answers.append)
+    asker.children.ask("a", plain_request("hang", 60), 10.0, now + 70, asker.answers.append)
     time.sleep(0.4)
-    asker.probes.poll(now + 130)
-    asker.probes.poll(now + 135)
+    asker.children.poll(now + 130)
+    asker.children.poll(now + 135)
     assert [answer.timed_out for answer in asker.answers] == [False, True]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="children become users")
+def test_children_of_a_user_that_hang_on_files_leave_room_for_those_that_look_at_his_processes(asker: Asker) -> None:
+    asker = Asker(48)
+    try:
+        for number in range(MAX_HUNG_OF_USER + 2):
+            asker.ask(f"files:/m{number}:64001", "hang", 600.0, 0.05, 64001)
+        time.sleep(0.3)
+        asker.children.poll(clock.monotonic() + 1)
+        assert len(asker.children.hung(clock.monotonic())) == MAX_HUNG_OF_USER
+        for key in ("look:64001", "stacks:64001"):
+            assert asker.answer(key, "echo", uid=64001).error is None
+    finally:
+        asker.children.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="children become users")
+def test_what_a_child_leaves_behind_counts_as_hung_of_its_user_until_it_has_ended(asker: Asker) -> None:
+    pid = asker.answer("stacks:64001", "leave", 600, uid=64001).value
+    wait_readable(asker.children.filenos(), 5)
+    asker.children.poll(clock.monotonic())
+    assert [each.probe for each in asker.children.hung(clock.monotonic())] == [f"stacks:64001:{pid}"]
+    assert asker.children.room(64001) == MAX_HUNG_OF_USER - 1 and asker.children.room(64002) == MAX_HUNG_OF_USER
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: asker.children.poll(clock.monotonic()) or not asker.children.hung(clock.monotonic()))
+
+
+def test_the_hung_of_one_mount_are_limited_and_the_others_go_on() -> None:
+    asker = Asker(max_workers=MAX_HUNG_OF_MOUNT + 4)
+    try:
+        for number in range(MAX_HUNG_OF_MOUNT):
+            asker.hang(f"files:/a:{number}")
+        asker.children.poll(clock.monotonic())
+        assert asker.children.problems() == ("children: 8 of files:/a hang: no more of them are started",)
+        assert asker.ask("files:/a:99", "echo") is None
+        assert asker.answer("files:/b:1", "echo").error is None
+        assert asker.children.counts() == {"idle": 1, "busy": 0, "hung": 8}
+    finally:
+        asker.children.close()
+
+
+def test_an_idle_child_ends_after_a_time_that_suits_its_kind(asker: Asker) -> None:
+    for key in ("stacks:1", "nvml"):
+        asker.answer(key, "echo")
+    asker.children.poll(clock.monotonic() + 100)
+    assert asker.children.names() == ["nvml"]
+    asker.children.poll(clock.monotonic() + 700)
+    assert asker.children.names() == []
+
+
+def test_a_child_that_hangs_says_at_which_place_of_its_request(asker: Asker) -> None:
+    assert asker.answer("a", "tell", [0, 0]).place == 1
+    request = asker.ask("a", "tell", [0, 0.5, 0.1], deadline_s=0.2)
+    assert request is not None
+    asker.children.settle(5, [request])
+    assert (asker.answers[-1].timed_out, asker.answers[-1].place) == (True, 1)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="children become users")
+def test_no_child_is_started_as_a_user_who_is_not_here() -> None:
+    children = Children(TASKS, is_here=lambda uid, now: uid == 64001)
+    try:
+        for uid, started in ((64001, True), (64002, False)):
+            request = plain_request("echo_files", 1)
+            asked = children.ask("files:/a", request, 5.0, clock.monotonic(), lambda answer: None, uid)
+            assert (asked is not None) is started
+    finally:
+        children.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="children become users")
+@pytest.mark.parametrize(("kind", "kept"), [(Kind.OWN, 0), (Kind.FILES, 0), (Kind.PROCESSES, 1 << CAP_SYS_PTRACE)])
+def test_a_child_keeps_what_its_kind_needs_inherits_no_descriptor_and_serves_no_other_kind(
+    kind: Kind, kept: int
+) -> None:
+    task = plain(rights, kind, f"rights_{kind.name}")
+    children = Children((task, plain(rights, next(each for each in Kind if each is not kind), "other")), 3)
+    answers: list[Answer] = []
+    uid = -1 if kind is Kind.OWN else 64001
+    try:
+        for name in (f"rights_{kind.name}", "other"):
+            request = children.ask("a", plain_request(name), 5.0, clock.monotonic(), answers.append, uid)
+            assert request is not None
+            children.settle(5.0, [request])
+        held, open_files = answers[0].value
+        assert (held, len(open_files)) == (kept, 1), "its own socket"
+        assert "is not done in a child for" in str(answers[1].error)
+    finally:
+        children.close()
+
+
+def rights(args: object, state: WorkerState) -> list[object]:
+    open_files = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
+    return [capabilities(), open_files[:-1]]  # without that of the listing
 
 
 def test_a_child_whose_answer_nobody_waits_for_goes_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
     ours, theirs = socket.socketpair()
-    ours.sendall(frame([1, "echo", plain_request("echo", "x")]))
+    ours.sendall(frame(1, 0, plain_request("echo", "x")))
     parent, child = os.getpid(), os.fork()
     if child == 0:
         ours.close()
         logging.getLogger().handlers.clear()  # pytest's: what is logged goes to standard error now
-        child_main(lambda: _work_for_ever(theirs.detach(), "a", -1, {"echo": FUNCTIONS["echo"]}, parent))
+        child_main(lambda: serve(theirs.detach(), "a", Kind.OWN, (plain(echo),), WorkerState(), parent))
     theirs.close()
     ours.recv(1, socket.MSG_PEEK)  # its answer is there
     ours.close()

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_watchdog.agent.children.become_user import become
+from slurm_watchdog.agent.children.become_user import Kind, become
 from slurm_watchdog.agent.children.requests import Follow, LastLines, RemoveSwitch, WorkerState, WriteSwitch
 from slurm_watchdog.agent.evidence import last_lines
 from slurm_watchdog.agent.files import as_owner
@@ -93,7 +93,7 @@ class Place:
 
 def swap_for_ever(place: Place, uid: int, swaps: int, pipe: int, seed: int) -> None:
     """The attacker, as `uid`: `swaps` changes, then how many there were goes down the pipe."""
-    assert become(uid) is None
+    assert become(uid, Kind.FILES) is None
     choose, box, made = random.Random(seed), place.box, 0
     victims = [place.outside, place.roots]
     moves: list[Callable[[str], None]] = [
@@ -138,7 +138,7 @@ def fill(directory: Path) -> None:
 
 def work_for_ever(place: Place, pipe: int) -> None:
     """What children do as the job's owner, over and over: the functions themselves, with all that they remember."""
-    assert become(OWNER) is None
+    assert become(OWNER, Kind.FILES) is None
     done: Counter[str] = Counter()
     told: set[str] = set()
     stop: list[int] = []

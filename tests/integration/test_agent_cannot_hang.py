@@ -220,8 +220,15 @@ def ranks(report: Report) -> set[int]:
 
 
 def workers_of(agent: AgentProcess) -> list[int]:
-    """The children that do the work."""
-    return [pid for pid in tree_of(agent.pid)[1:] if alive(pid)]
+    """The children that do the work; the courier, the network of an agent without systemd, is none of them."""
+    return [pid for pid in tree_of(agent.pid)[1:] if alive(pid) and not is_courier(pid)]
+
+
+def is_courier(pid: int) -> bool:
+    try:
+        return b"courier" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def alive(pid: int) -> bool:

@@ -20,6 +20,8 @@ from slurm_watchdog.agent.logs.follow import _bound, _row
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.logs.log_file import LogFollower
 from slurm_watchdog.agent.logs.open_logs import LogMemory
+from slurm_watchdog.agent.proc.table import ProcessTable
+from slurm_watchdog.agent.processes.user_looks import UserLooks
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, Process
@@ -181,8 +183,9 @@ class InProcess:
         self.now = 0.0
 
     def ask(
-        self, key: str, request: Any, deadline_s: float, now: float, then: Callable[[Any], None], uid: int = -1
-    ) -> int | None:
+        self, key: str, request: Any, deadline_s: float, now: float, then: Callable[[Any], None], uid: int = -1,
+        *, idle_s: float | None = None,
+    ) -> int | None:  # fmt: skip
         if not isinstance(request, Follow):
             return None
         held: dict[Any, Any] = {}
@@ -232,8 +235,9 @@ class Agent:
         self.starts += 1
         self.sequence = 0
         self.pool = InProcess()
+        looks = UserLooks(self.pool, ProcessTable())  # type: ignore[arg-type]
         mounts = (Mount("/", "ext4", "/dev/sda1"),)
-        self.logs = JobLogs(self.pool, mounts, self.name, (), become_owner=False, mount_news=lambda: False)  # type: ignore[arg-type]
+        self.logs = JobLogs(looks, mounts, self.name, (), become_owner=False, mount_news=lambda: False)
         if memory is not None:
             self.logs.remember(memory)
             self.watch()

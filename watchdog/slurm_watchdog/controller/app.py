@@ -344,6 +344,9 @@ async def _every(interval_s: float, work: Callable[[], Awaitable[object]], stop:
 STATUS_CHARACTERS, STATUS_EVERY_S = 300, 5.0  # Of the headline that `systemctl status` shows.
 
 
+REST = 0.25  # Of an interval, between two ticks: so much is always that of reports, and what they take within a tick.
+
+
 async def _tick_until_stopped(controller: Controller, stop: asyncio.Event) -> None:
     """Ticks at a fixed cadence; systemd hears from us only after a whole tick."""
     interval_s, ready, said_at = controller.config.controller.tick, False, float("-inf")
@@ -360,7 +363,7 @@ async def _tick_until_stopped(controller: Controller, stop: asyncio.Event) -> No
         except Exception:  # the boundary: no heartbeat goes out from a tick that did not complete
             log.exception("a tick failed")
         took_s = clock.monotonic() - began
-        await asyncio.sleep(max(took_s, interval_s - took_s))  # half of the time is always that of reports
+        await asyncio.sleep(max(REST * interval_s, interval_s - took_s))
 
 
 BEAT_EVERY_S = 60.0  # dead man's switches alarm after some minutes

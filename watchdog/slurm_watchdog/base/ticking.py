@@ -21,7 +21,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.holds_s = math.inf
-        self.is_shown = False  # Somebody reads a number of it.
+        self.is_shown = False  # A text shows an age of it.
 
 
 class Ticking(float):

@@ -142,7 +142,7 @@ class Finding(Judged):
     severity: Severity = Severity.CRITICAL
     clears: bool = False  # Who was named before is not to blame: an incident forgets them.
     duration_s: float = 0.0  # For how long the condition has held already.
-    began_mono: float | None = None  # Where that goes on: since when, by the judge's monotonic clock.
+    began_mono: float | None = None  # Where it still holds: since when, by the judge's monotonic clock.
     wanted: tuple[Wanted, ...] = ()
 
     def lasts_s(self, mono: float) -> float:

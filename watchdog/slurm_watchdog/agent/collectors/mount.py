@@ -41,7 +41,6 @@ class OpenMounts:
     _due: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
     """(pid, start) -> when its files are to be listed, and how long that is after the last time."""
     _seen: dict[str, dict[str, float]] = field(default_factory=dict)  # Job -> mount point -> when it was last in use.
-    _asking: set[int] = field(default_factory=set)  # Users whose child is at it.
 
     def request_due(self, processes: Iterable[Process], now: float, deadline_s: float) -> None:
         """Requests the files of those processes that are due; the answer counts from the next call on."""
@@ -52,7 +51,7 @@ class OpenMounts:
         if not due or due[0][0] > now:
             return
         taken, _ = fair_share([key for _, key in due], AT_ONCE, lambda key: mine[key].uid)
-        for uid in {mine[key].uid for key in taken} - self._asking:
+        for uid in {mine[key].uid for key in taken}:
             keys = [key for key in taken if mine[key].uid == uid and self.looks.may_ask(key[0])]
             if keys and self.looks.refusal(uid) is None:
                 self._ask(uid, [mine[key] for key in keys], deadline_s, now)
@@ -61,10 +60,8 @@ class OpenMounts:
         question = ListOpenMounts([(each.job_id, each.pid, each.role is Role.RANK) for each in processes])
         pids = [each.pid for each in processes]
         # In a child of its own: `maps` takes the lock of a process's memory, and 16,000 mappings take 15 ms.
-        then = partial(self._apply, uid, now)
-        if self.looks.ask(uid, question, pids, deadline_s, now, then, APART) is None:
+        if self.looks.ask(uid, question, pids, deadline_s, now, partial(self._apply, now), APART) is None:
             return
-        self._asking.add(uid)
         for key in ((each.pid, each.start_ticks) for each in processes):
             wait_s = min(2 * self._due[key][1], EVERY_S)
             self._due[key] = (now + wait_s, wait_s)
@@ -74,8 +71,7 @@ class OpenMounts:
         turns = zip_longest(*(list(points) for points in self._seen.values()))
         return list(dict.fromkeys(point for turn in turns for point in turn if point is not None))
 
-    def _apply(self, uid: int, asked_at: float, answer: Answer[dict[str, list[str]]]) -> None:
-        self._asking.discard(uid)
+    def _apply(self, asked_at: float, answer: Answer[dict[str, list[str]]]) -> None:
         for job_id, points in (answer.value or {}).items():
             seen = self._seen.setdefault(job_id, {})
             for point in points:

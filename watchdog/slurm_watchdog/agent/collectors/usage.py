@@ -89,7 +89,6 @@ class SharedMemories:
     _found: dict[Place, tuple[float, int, int] | None] = field(default_factory=dict)
     """Of each step that was asked about: when, bytes in use, and size."""
     _due: float = float("-inf")
-    _asking: set[int] = field(default_factory=set)
 
     def collect(self, processes: Iterable[Process], now: float, deadline_s: float) -> tuple[Usage, ...]:
         """A row for each step that has one; requests what is due, and takes the answer in a later call. Never waits."""
@@ -99,7 +98,7 @@ class SharedMemories:
                 of_step.setdefault((each.job_id, each.step_id), each)
         first = {(*step, each.pid, each.start_ticks): each for step, each in of_step.items()}
         self._found = {place: found for place, found in self._found.items() if place in first}
-        if first and not self._asking and (now >= self._due or first.keys() - self._found.keys()):
+        if first and (now >= self._due or first.keys() - self._found.keys()):
             self._ask(first, now, deadline_s)
         return tuple(
             Usage(resource=Resource.SHARED_MEMORY, used=found[1], limit=found[2], job_id=job, step_id=step)
@@ -114,13 +113,11 @@ class SharedMemories:
                 by_user.setdefault(each.uid, {})[place] = each.pid
         for uid, mine in by_user.items():
             then, pids = partial(self._apply, tuple(mine), now), list(mine.values())
-            if uid not in self._asking and self.looks.ask(uid, ReadSharedMemory(pids), pids, deadline_s, now, then):
-                self._asking.add(uid)
+            self.looks.ask(uid, ReadSharedMemory(pids), pids, deadline_s, now, then)
         self._due = now + SHARED_EVERY_S
         self._found = {place: self._found.get(place) for place in first}
 
     def _apply(self, places: tuple[Place, ...], at: float, answer: Answer[list[tuple[int, int] | None]]) -> None:
-        self._asking.clear()
         for place, found in zip(places, answer.value or (), strict=False):
             self._found[place] = None if found is None else (at, *found)
 

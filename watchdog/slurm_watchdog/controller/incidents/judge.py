@@ -286,7 +286,7 @@ def _stays(incident: Incident) -> bool:
 
 
 def _plain(finding: Finding, now: float) -> Finding:
-    """The finding; how long it lasts, where that goes on, as since when."""
+    """The finding, with the moment since when it holds in place of an age that grows."""
     lasts_s = finding.duration_s
     if type(lasts_s) is not Ticking:
         return finding

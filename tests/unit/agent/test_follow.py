@@ -24,6 +24,7 @@ from slurm_watchdog.agent.logs.step_rows import StepRows, make_event
 from slurm_watchdog.controller.state.progress_clock import lines_of
 from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.parse.training_log.line import parse_line
+from slurm_watchdog.parse.training_log.line_scan import ShapeMemory, scan
 
 
 def steps(items: Iterable[Event]) -> list[int | None]:
@@ -222,7 +223,7 @@ def test_a_file_truncated_and_grown_beyond_the_old_end_between_two_looks_is_read
     os.truncate(log.path, 0)
     log.write("begun at 11:30\n" + "".join(f"step {n}/100\n" for n in range(1, 9)))
     (row,) = log.read()
-    assert (row.lines, steps([row])) == (8, [1, 5, 6, 8])
+    assert (row.lines, steps([row])) == (8, [1, 6, 7, 8])
 
 
 def test_a_file_rewritten_to_the_same_size_is_read_anew(log: Log) -> None:
@@ -685,20 +686,35 @@ def row_of(lines: Iterable[str]) -> list[Event]:
 @pytest.mark.parametrize(
     ("losses", "kept"),
     [
-        (["2", "9", "3", "4", "5", "6"], ["9", "4", "5", "6"]),
-        (["2", "3", "nan", "nan", "nan", "nan", "nan"], ["3", "nan", "nan", "nan", "nan"]),
-        (["nan", "2", "3", "nan", "2.5", "nan"], ["3", "nan", "2.5", "nan"]),
+        (["2", "9", "3", "4", "5", "6"], ["2", "4", "5", "6"]),
+        (["2", "3", "nan", "nan", "nan", "nan", "nan"], ["2", "nan", "nan", "nan", "nan"]),
+        (["nan", "2", "3", "nan", "2.5", "nan"], ["2", "nan", "2.5", "nan"]),
         (["nan", "1", "nan", "1", "nan", "nan", "1"], ["1", "nan", "nan", "1"]),
         (["1", "inf", "2"], ["1", "nan", "2"]),
     ],
 )
-def test_of_many_losses_a_row_has_the_newest_the_highest_and_where_bad_ones_began(
+def test_of_many_losses_a_row_has_the_newest_the_lowest_and_where_bad_ones_began(
     losses: list[str], kept: list[str]
 ) -> None:
     (row,) = row_of(f"iteration {at}/ 100 | lm loss: {loss} |" for at, loss in enumerate(losses, 1))
     seen = [float("nan") if each.loss_is_no_number else each.loss for each in lines_of(row)]
     assert str(seen) == str([float(each) for each in kept])
     assert row.lines == len(losses)
+
+
+@pytest.mark.parametrize("each", [5, 10, 20])
+@pytest.mark.parametrize("lines", [5, 47, 50, 51, 100])
+def test_a_loss_that_comes_back_now_and_then_never_looks_like_one_that_lasts(each: int, lines: int) -> None:
+    rows, memory, kept = StepRows(), ShapeMemory(steps_in_full=1, evenly=5), list[float]()
+    for look in range(60):
+        steps = range(look * lines + 1, (look + 1) * lines + 1)
+        text = "".join(f"step {n}/100000 loss: {9 if n % each == 0 else 2}\n" for n in steps)
+        memory.look = look
+        found = scan(text.encode(), memory)
+        events = [event for (line, fact), count in zip(found.facts, found.stand_for, strict=True)
+                  for event in rows.add(line, fact, 0.0, count)]  # fmt: skip
+        kept += [seen.loss or 0.0 for event in (*events, *rows.close()) for seen in lines_of(event)]
+    assert 9.0 in kept and all(2.0 in run for run in zip(kept, kept[1:], kept[2:], strict=False))
 
 
 @given(st.lists(st.sampled_from(["1", "2", "nan", "inf"]), min_size=1, max_size=40), st.integers(1, 9))

@@ -186,7 +186,7 @@ def test_of_nothing_but_progress_the_first_the_last_and_an_even_choice_are_parse
     steps = [fact.step or 0 for _, fact in found.facts]
     assert (steps[0], steps[-1]) == (0, 99_999)
     assert steps == sorted(steps)
-    assert max(b - a for a, b in pairwise(steps)) <= PIECE_BYTES / 25 / line_scan.EVENLY + 1
+    assert max(b - a for a, b in pairwise(steps)) <= PIECE_BYTES / 25 / (line_scan.EVENLY - 2) + 1
     assert found.parsed < 1_000
 
 

@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 import slurm_watchdog
 from slurm_watchdog.agent.children.child import FIRST_TRIM, TRIM_EVERY, give_back_memory
 from slurm_watchdog.agent.collectors.collector import Collectors, CollectorSpec
@@ -97,7 +99,7 @@ class Agent:
         """As many as a report has room for; those that the last one named first."""
         named, unnamed = choose(section.processes, self._named, crowd=self.context.processes.crowd)
         self._named = frozenset((row.pid, row.start_ticks) for row in named) if unnamed else frozenset()
-        return ProcessSection(processes=named, left_out=unnamed)
+        return replace(section, processes=named, left_out=unnamed)
 
     def _advance_commands(self, now: float) -> None:
         self.commands.watch_jobs(tuple(self.jobs.watch.values()), now, self.jobs.running(now))

@@ -111,7 +111,7 @@ class Service:
         self._lost = self._breaks = 0
         self._news = False  # Something happened that is not to wait for the next tick.
         self._ticked_at = float("-inf")
-        self.reload = Reload(file, agent.config, sender.link.close)
+        self.reload = Reload(file, agent.config, sender.renew)
 
     def wanted_at(self) -> float:
         """When `between` is to be called though nothing wakes it: a report out of turn is due then, or a dump."""
@@ -257,6 +257,7 @@ def _serve(agent: Agent, config: Settings, echo: bool, file: str) -> int:
     from slurm_watchdog.agent.delivery.spool import Spool
     from slurm_watchdog.agent.metrics import AgentMetrics
 
+    agent.children.adopt()
     spool = Spool()
     spool.take_back(agent.before.reports, clock.monotonic())
     metrics = AgentMetrics(config.agent.metrics_directory, agent.node, lambda: agent.context.courier.expires)

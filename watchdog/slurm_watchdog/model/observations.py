@@ -145,7 +145,7 @@ class Event(Said):
     line: str = ""  # The line, bounded, without its control characters; none of progress, unless it names a phase.
     lines: int = 1  # How many it stands for.
     earlier: tuple[StepLine, ...] = ()
-    """Of those before the newest: the two before it, and of the others the highest loss, and where NaN began that has
+    """Of those before the newest: the two before it, and of the others the lowest loss, and where NaN began that has
     not ended; a fact of its own for the progress clock, each."""
     batch: int | None = None  # Samples of one step over all ranks, as the line says.
     samples: float | None = None  # Samples that were consumed so far, as the line says.

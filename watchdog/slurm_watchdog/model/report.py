@@ -53,6 +53,7 @@ class ProcessSection(Struct):
 
     processes: tuple[Process, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    unread: tuple[int, ...] = ()
 
 
 class LogSection(Struct):
@@ -156,6 +157,9 @@ class Report(Struct):
     links: tuple[Link, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     """What is not in `processes`: a release without this field takes them for ended, which is no harm."""
+    unread: tuple[int, ...] = ()
+    """Pids of processes of which no child of the agent has read yet what they are: whoever was known by such a number
+    may be there still."""
     state: bytes = b""
     """Names the classes of all that the node has (slurm_watchdog.agent.frames): the same bytes of the same agent, the
     same classes. A controller compares it with the one before and reads nothing in it."""
@@ -166,8 +170,8 @@ class Report(Struct):
 
 
 HELD = (
-    "processes", "left_out", "mounts", "hung_probes", "gpus", "checkpoints", "gpu_holders", "wishes", "usages",
-    "pressures", "links", "problems",
+    "processes", "left_out", "unread", "mounts", "hung_probes", "gpus", "checkpoints", "gpu_holders", "wishes",
+    "usages", "pressures", "links", "problems",
 )  # fmt: skip
 """What a small report leaves out: it is as in the whole one that it names. All else is in each: what happened (events,
 node_events, results), logs and supervisors."""

@@ -45,6 +45,7 @@ TRIM_EVERY = 120  # Requests of a child, or ticks of the loop, after which free 
 FIRST_TRIM = 3  # And once soon: what starting took is never taken again.
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # linux/prctl.h
 HEAD = struct.Struct("=IiB")  # Length of the body, number of the request, task or letter.
+GIVEN_UP = "given up"  # How the reason begins where what was looked at costs too much.
 BEGUN, ANSWER, ERROR, LEFT = 0, 1, 2, 3
 """Letters of a child's frames: it has become its user; the answer; why there is none; pids of programs that it started
 and that did not end when they were killed."""
@@ -86,7 +87,7 @@ def cpu_budget(seconds: float) -> Iterator[None]:
     after that; the kernel kills a process that continues for KILLED_AFTER_S more."""
 
     def spent(number: int, frame: FrameType | None) -> None:
-        raise CpuSpentError(f"given up after {seconds:g} s of CPU time")
+        raise CpuSpentError(f"{GIVEN_UP} after {seconds:g} s of CPU time")
 
     before = signal.signal(signal.SIGPROF, spent)
     usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -255,7 +256,7 @@ def _answer(number: int, task: Task, body: bytes, kind: Kind, state: WorkerState
     except CpuSpentError as spent:
         problem = str(spent)
     except MemoryError:
-        problem = "given up: it needs more memory than a child may use"
+        problem = f"{GIVEN_UP}: it needs more memory than a child may use"
     except OSError as error:
         problem = describe(error)
     except Exception as error:

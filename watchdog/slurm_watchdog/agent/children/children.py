@@ -289,6 +289,13 @@ class Children:
         """Keys of all children."""
         return list(self._children)
 
+    def adopt(self) -> None:
+        """At the start of the process, before it has started anything: what an agent before it in this process has left
+        behind is waited for, else each reload would leave as many zombies as it had children."""
+        with suppress(OSError, ValueError):  # a kernel without that file, or a process that is being traced
+            left = set(map(int, read_file(f"/proc/self/task/{os.getpid()}/children").split()))
+            self._ended |= left - {each.pid for each in self._children.values()}
+
     def unanswered(self, now: float) -> tuple[HungChild, ...]:
         """Those that hang, or have been at work for a while, for the next agent: after `close` they end as soon as
         they return."""

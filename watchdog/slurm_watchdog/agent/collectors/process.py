@@ -33,7 +33,7 @@ class ProcessCollector(Collector):
     def collect(self, now: float) -> ProcessSection:
         """Every process; the report names as many as it has room for."""
         found = self._reader.collect(now, self.deadline_s)
-        return ProcessSection(processes=self.context.mounts.settled(found, now))
+        return ProcessSection(processes=self.context.mounts.settled(found, now), unread=self._reader.unread)
 
     def problems(self, now: float) -> Iterator[Problem]:
         """What may not be seen. What is seen is right: no failure."""

@@ -114,6 +114,13 @@ class Sender:
         """When `pump` is to be called though nothing wakes the loop."""
         return self._retry_at if self._stream == STOPPED and len(self._spool) else float("inf")
 
+    def renew(self) -> None:
+        """Lets the courier go: the next one reads configuration and keys again."""
+        self.link.close()
+        self.breaks += self._stream == OPEN
+        self._stream, self._flying, self._retry_at = STOPPED, None, float("-inf")
+        self._last = b"", Reply()
+
     def stop(self, seconds: float = 2.0) -> None:
         """Gives what waits this long to be sent, and lets the courier go."""
         end = clock.monotonic() + seconds

@@ -69,15 +69,15 @@ class StepRow(msgspec.Struct):
     age_s: float = 0.0
     lines: int = 0
     newest: deque[_Read] = msgspec.field(default_factory=lambda: deque(maxlen=NEWEST))
-    highest: _Read | None = None
-    """Of the lines before the newest, the one with the highest loss, else the first: three bad losses with a good one
+    lowest: _Read | None = None
+    """Of the lines before the newest, the one with the lowest loss, else the first: three bad losses with a good one
     between them never look like three in a row."""
     bad_from: _Read | None = None  # Where the losses became NaN or infinite that are still so.
 
     def take(self, line: str, fact: LogFact, age_s: float, lines: int) -> None:
         """One line more, which stands for so many."""
-        if len(self.newest) == NEWEST and _height(self.newest[0]) > _height(self.highest):
-            self.highest = self.newest[0]
+        if len(self.newest) == NEWEST and (self.lowest is None or _height(self.newest[0]) < _height(self.lowest)):
+            self.lowest = self.newest[0]
         self.newest.append((line, fact))
         self.age_s, self.lines = age_s, self.lines + lines
         if fact.loss is not None:
@@ -88,16 +88,18 @@ class StepRow(msgspec.Struct):
         kept = list(self.newest)
         if self.bad_from is not None and self.bad_from not in kept:
             kept.insert(0, self.bad_from)
-        if self.highest is not None and self.highest not in kept:
-            kept.insert(0, self.highest)
+        if self.lowest is not None and self.lowest not in kept:
+            kept.insert(0, self.lowest)
         event = make_event(*kept[-1], self.age_s)
         earlier = tuple(step_line(*each, with_samples=event.batch is None) for each in kept[:-1])
-        return event if self.lines == 1 else replace(event, lines=self.lines, earlier=earlier)
+        return (
+            event if len(kept) == 1 and self.lines == 1 else replace(event, lines=max(1, self.lines), earlier=earlier)
+        )
 
 
-def _height(read: _Read | None) -> float:
-    loss = None if read is None else read[1].loss
-    return float("-inf") if read is None else loss if loss is not None and isfinite(loss) else -1e300
+def _height(read: _Read) -> float:
+    loss = read[1].loss
+    return loss if loss is not None and isfinite(loss) else float("inf")
 
 
 class StepRows(msgspec.Struct):

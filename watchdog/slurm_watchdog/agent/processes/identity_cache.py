@@ -13,6 +13,7 @@ from functools import partial
 import msgspec
 
 from slurm_watchdog.agent.children.answers import IdentifiedProcess, ResolvedCall
+from slurm_watchdog.agent.children.child import GIVEN_UP
 from slurm_watchdog.agent.children.children import Answer
 from slurm_watchdog.agent.children.requests import BlockedCall, IdentifyProcesses, ReadTitles, ResolveCalls
 from slurm_watchdog.agent.proc.entry import Entry, ProcessFacts, parse_stepd
@@ -36,6 +37,7 @@ class Identities(msgspec.Struct):
     looks: UserLooks
     waiting: Counter[int] = msgspec.field(default_factory=Counter)
     """How many processes of each user were not asked about in the last tick."""
+    _now: float = 0.0  # Of the last `ask`.
     _resolving: set[tuple[ThreadKey, bytes]] = set()
 
     @property
@@ -46,6 +48,7 @@ class Identities(msgspec.Struct):
     def ask(self, now: float, deadline_s: float) -> list[int]:
         """Asks about processes that are new or have become something else; returns the numbers of the requests."""
         self.looks.release()
+        self._now = now
         groups: dict[tuple[int, str], Mine] = {}
         self.waiting = Counter()
         for pid in sorted(self.table.to_identify):
@@ -93,7 +96,7 @@ class Identities(msgspec.Struct):
                 self._apply_identity(entry, each)
         for index, (pid, entry) in enumerate(mine[len(found) :]):
             # Its time was spent, or it was ended, on this one.
-            held = index == answer.place and answer.error is not None and not answer.timed_out
+            held = index == answer.place and (answer.error or "").startswith(GIVEN_UP)
             entry.identified += MAX_IDENTIFICATIONS // 4 if held else 0
             if self.table.entries.get(pid) is entry and entry.identified < MAX_IDENTIFICATIONS:
                 self.table.to_identify.add(pid)
@@ -101,7 +104,9 @@ class Identities(msgspec.Struct):
     def _apply_identity(self, entry: Entry, found: IdentifiedProcess) -> None:
         entry.identified += 1
         if found.start_ticks is not None and entry.known.start_ticks not in (0, found.start_ticks):
-            self.table.remove(entry.known.pid, 0.0)  # an agent before this one knew another process of this number
+            self.table.remove(
+                entry.known.pid, self._now
+            )  # an agent before this one knew another process of this number
             return
         self.table.leave_crowd(entry)
         if entry.known.start_ticks == 0 and found.start_ticks is not None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import msgspec
 
@@ -86,6 +87,7 @@ SETTLE_S = 0.15  # Children have this long for answers that improve the present 
 OTHERS_EVERY = 3  # Ticks between two looks at the system call of a process that is no rank and not in D.
 SWITCHES_EVERY = 12  # Ticks between two looks at the context switches of a rank, and at how long it has run.
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+MAX_UNREAD = 4096  # As many as the controller takes (state.door).
 MAX_ERROR_FILES = 256  # Of a job: a launcher that starts its ranks again names new ones.
 
 
@@ -121,7 +123,7 @@ class ProcessReader:
 
     def collect(self, now: float, deadline_s: float) -> tuple[Process, ...]:
         """All processes of jobs on this node, as they are now; those that outlived their job, too, under its id."""
-        self.table.ours = self.looks.children.pids()
+        self.table.ours = self.looks.children.pids() | {os.getpid()}
         self.table.look(now, MAX_IDENTIFICATIONS)
         requests = self.identities.ask(now, deadline_s)
         if requests:
@@ -169,6 +171,17 @@ class ProcessReader:
         self.table.to_identify |= self.table.entries.keys() & set(memory.to_identify)
         self.looks.stuck |= memory.stuck
         self.threads.tracks |= dict(memory.tracks)
+
+    @property
+    def unread(self) -> tuple[int, ...]:
+        """Processes of ordinary users that no child has read yet: what they are is not known."""
+        unread = (
+            pid
+            for pid, entry in self.table.entries.items()
+            if not (entry.known.start_ticks or entry.is_kernel_thread or pid in self.ours)
+            and self.looks.refusal(entry.known.uid) is None
+        )
+        return tuple(islice(unread, MAX_UNREAD))
 
     @property
     def unseen(self) -> str | None:

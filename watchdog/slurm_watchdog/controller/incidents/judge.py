@@ -301,7 +301,9 @@ def _as_before(findings: Iterable[Finding], before: Iterable[Finding]) -> tuple[
 
 
 def _same_or_new(finding: Finding, before: Finding | None) -> Finding:
-    if before is None or abs((finding.began_mono or 0.0) - (before.began_mono or 0.0)) > SAME_BEGIN_S:
+    if before is None or (finding.began_mono is None and finding.duration_s != before.duration_s):
+        return finding
+    if abs((finding.began_mono or 0.0) - (before.began_mono or 0.0)) > SAME_BEGIN_S:
         return finding
     return before if replace(finding, duration_s=before.duration_s, began_mono=before.began_mono) == before else finding
 
@@ -431,7 +433,7 @@ class Judge:
             self.state.runs.judge_all()
         if asked != self._asked:
             self._note_asked(asked)
-        self._shared, known = world, self._judged
+        self._shared, known = world, dict(self._judged)
         changed = (self.state.changes, asked, around.suspects, self._shared)
         found, lively, ranks = dict[str, JudgedRun](), False, 0
         for job_id, run in self.state.runs.active():
@@ -447,9 +449,9 @@ class Judge:
                 judged = self._judge_run(run, around, judged)
                 lively |= run.numbers_wait_s < NUMBERS_S
                 ranks += len(judged.view.processes) + RANKS_OF_A_JOB
-            found[job_id] = judged
+            found[job_id] = self._judged[job_id] = judged  # at once: what had come is taken, also if this ends early
+        lively |= found.keys() != known.keys()
         self._judged = found
-        lively |= self._judged.keys() != known.keys()
         as_judged = tuple(each.view for each in self._judged.values())
         self.view = replace(around, jobs=_Later(self.state, self._judged, now), judged=as_judged)
         self.limits_s = {job_id: each.limit_s for job_id, each in self._judged.items()}

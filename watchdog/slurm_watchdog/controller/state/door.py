@@ -104,6 +104,7 @@ JOB = attrgetter("job_id")
 BOUNDS = {
     "processes": Bound(4096, attrgetter("job_id", "uid", "member_by"), _is_own_process),  # 256 ranks have about 1,000
     "left_out": Bound(64, JOB),
+    "unread": Bound(4096),
     "wishes": Bound(1024, attrgetter("job_id", "uid", "restarts"), _is_own_wish, lambda row: (row.variables,)),
     "logs": Bound(1024, JOB),  # agents send 24 files and 3,000 lines a job
     "events": Bound(8192, JOB, lists=lambda row: (row.earlier,)),

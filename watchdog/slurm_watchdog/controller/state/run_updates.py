@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
@@ -73,12 +73,12 @@ def note_look(run: Run, key: ProcessKey, process: Process, idle: Idle | None, ma
         run.note(is_number=True)
 
 
-def note_absent(run: Run, node: str, seen: set[ProcessKey], made_at: float) -> None:
+def note_absent(run: Run, node: str, seen: set[ProcessKey], made_at: float, unread: Collection[int] = ()) -> None:
     """The processes of this run on a node that its report does not hold any more. Ranks and workers are gone
     since then, and remembered for an hour; anything else (a shell, a compiler) is forgotten: jobs of
-    thousands of short processes are no rarity."""
+    thousands of short processes are no rarity. Of those with a number in `unread` nothing is known at this moment."""
     mine, gone = run.on_node.setdefault(node, {}), dict[Role, list[tuple[float, ProcessKey]]]()
-    for key in () if len(mine) == len(seen) else sorted(mine.keys() - seen):
+    for key in () if len(mine) == len(seen) else sorted(each for each in mine.keys() - seen if each[1] not in unread):
         run.is_due = True
         process, seen_at, gone_at = run.processes[key]
         gone_since = made_at if gone_at is None else gone_at

@@ -195,10 +195,15 @@ def _scan_piece(piece: bytes, memory: ShapeMemory, found: Scan, own: tuple[Patte
             alike[shape].append(at)
     lines = piece.split(b"\n")
     facts: list[_Parsed] = []
-    steps = [text for text in alike if telling[text].last is not None and not telling[text].rows.signatures]
-    usual = max(steps, key=lambda text: len(alike[text]), default=None)
+
+    def usual_steps() -> bytes | None:
+        steps = [text for text in alike if telling[text].last is not None and not telling[text].rows.signatures]
+        return max(steps, key=lambda text: len(alike[text]), default=None)
+
+    usual = usual_steps()
     for text, places in alike.items():
         facts += _parse_alike(telling[text], places, lines, memory, found, is_usual=text == usual)
+    usual = usual_steps()  # of a file that is read for the first time it is known by now
     if usual is not None and len(alike) > 1:
         facts += _parse_between(telling[usual], alike[usual], [at for at, *_ in facts], lines, found)
     facts.sort(key=lambda each: each[0])
@@ -275,15 +280,15 @@ def _parse_between(
 
 
 def _chosen(places: list[int], in_full: int, evenly: int) -> list[tuple[int, int]]:
-    """Which lines of one shape are parsed, and for how many each stands: the first ones, and of the others an even
-    choice with the last."""
+    """Which lines of one shape are parsed, and for how many each stands: the first ones, of the others an even choice,
+    and the last three, for a loss that comes back now and then must not look like one that lasts."""
     if len(places) <= in_full + evenly:
         return [(at, 1) for at in places]
-    others = places[in_full:]
+    last = min(2, evenly - 1)  # The third of them is the last one of the even choice.
+    others, evenly = places[in_full : len(places) - last], evenly - last
     ends = [(place + 1) * len(others) // evenly for place in range(evenly)]
-    return [(at, 1) for at in places[:in_full]] + [
-        (others[end - 1], end - begin) for begin, end in zip([0, *ends], ends, strict=False)
-    ]
+    even = [(others[end - 1], end - begin) for begin, end in zip([0, *ends], ends, strict=False)]
+    return [(at, 1) for at in places[:in_full]] + even + [(at, 1) for at in places[len(places) - last :]]
 
 
 def with_needle(shapes: set[bytes], needles: tuple[bytes, ...]) -> set[bytes]:

@@ -80,6 +80,11 @@ class DrivenSender:
             self.inner.put(report)
         os.write(self._waker_fd, b"w")
 
+    def renew(self) -> None:
+        with self._lock:
+            self.inner.renew()
+        os.write(self._waker_fd, b"w")
+
     def replies(self) -> list[Reply]:
         with self._lock:
             if wait_readable([self._read_fd], 0):

@@ -7,6 +7,8 @@ import os
 import resource
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -453,3 +455,25 @@ def test_a_child_whose_answer_nobody_waits_for_goes_without_a_word(capfd: pytest
     ours.close()
     os.waitpid(child, 0)
     assert capfd.readouterr().err == ""
+
+
+def test_what_an_agent_before_has_left_in_this_process_is_waited_for() -> None:
+    program = (
+        "import os, sys, time\n"
+        "from slurm_watchdog.agent.children.children import Children\n"
+        "if len(sys.argv) < 2:\n"
+        "    for _ in range(3):\n"
+        "        if os.fork() == 0:\n"
+        "            time.sleep(0.3); os._exit(0)\n"
+        "    os.execv(sys.executable, [sys.executable, '-c', os.environ['PROGRAM'], 'again'])\n"
+        "children = Children(())\n"
+        "children.adopt()\n"
+        "left = len(children.pids())\n"
+        "time.sleep(0.6); children.poll(0.0)\n"
+        "print(left, len(children.pids()), open(f'/proc/self/task/{os.getpid()}/children').read().split())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PROGRAM": program},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout == "3 0 []\n"

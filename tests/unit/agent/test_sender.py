@@ -153,6 +153,18 @@ def test_a_state_follows_its_report_and_says_how_long_it_waited() -> None:
         assert (small.same_as, small.state, small.agent_id, small.boot_id) == (1, b"a", whole.agent_id, whole.boot_id)
 
 
+def test_a_report_that_is_on_its_way_while_the_courier_is_renewed_goes_with_the_next_one_at_once() -> None:
+    with listening() as port, sending(at(port)) as (sender, counts):
+        sender.put(report(1))
+        until(lambda: counts["sent"] == 1)
+        for sequence in (2, 3, 4):
+            began = time.monotonic()
+            sender.put(report(sequence))
+            sender.renew()
+            until(lambda: sequences(port)[-1] == sequence)  # noqa: B023 - at once
+            assert time.monotonic() - began < 10
+
+
 def test_what_is_asked_comes_at_once_between_two_reports() -> None:
     with listening() as port, sending(at(port)) as (sender, counts):
         sender.put(report(1))

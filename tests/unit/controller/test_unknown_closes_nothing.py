@@ -129,3 +129,20 @@ def test_silent_agent_is_not_over_after_a_stall_until_it_reports() -> None:
         life.report()
 
     assert life.spend(30, heard) == ["the agent of n1 reports"]
+
+
+def test_a_rank_that_an_agent_without_memory_has_not_read_yet_has_not_exited() -> None:
+    life = Life(IncidentKind.COLLECTIVE_HANG)
+    life.slurm()
+    life.report(process(0, pid=7), process(1, pid=8))
+
+    def gone(**said: object) -> set[int]:
+        life.now, life.sequence = life.now + 5, life.sequence + 1
+        report = Report(node="n1", boot_id="b", agent_id="later", sequence=life.sequence, **said)  # type: ignore[arg-type]
+        assert life.state.apply_report(report, life.now) == "accepted"
+        (job,) = life.state.view(life.now).jobs
+        return {each.process.pid for each in job.processes if each.gone_s is not None}
+
+    assert gone(unread=(7, 8)) == set()
+    assert gone(processes=(process(1, pid=8),), unread=(7,)) == set()
+    assert gone(processes=(process(1, pid=8),)) == {7}

@@ -7,6 +7,7 @@ import os
 import sys
 from typing import NoReturn
 
+from slurm_watchdog.base.loop import sleep
 from slurm_watchdog.cli.options import SERVICE, Asked, Refusal, command, load_or_exit
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,21 @@ def agent(asked: Asked, once: bool) -> NoReturn:
         sys.exit(run_agent(settings, once=once, as_json=as_json, file=os.path.abspath(file)))
 
 
+REFUSED_S = 5.0  # A courier whose configuration is refused is started so often.
+
+
+def _courier_words(file: str) -> list[str]:
+    config = load_or_exit(file)
+    from slurm_watchdog.agent.agent import node_name
+    from slurm_watchdog.agent.delivery.courier_link import courier_command
+    from slurm_watchdog.agent.settings import NO_CONTROLLER, settings_of
+
+    settings = settings_of(config)
+    if not settings.controller_urls:
+        raise Refusal([f"{file}: {NO_CONTROLLER}"])
+    return courier_command(node_name(settings), settings.security, settings.controller_urls)
+
+
 @command("--config F  The configuration.")
 def courier(asked: Asked) -> NoReturn:
     """The network of an agent, which has none: a service beside it, without any right.
@@ -55,16 +71,12 @@ def courier(asked: Asked) -> NoReturn:
     Examples:
       slurm-watchdog courier --config /etc/slurm-watchdog/config.yaml     as slurm-watchdog-courier.service starts it
     """
-    file = asked.config or ""
-    config = load_or_exit(file)
-    from slurm_watchdog.agent.agent import node_name
-    from slurm_watchdog.agent.delivery.courier_link import courier_command
-    from slurm_watchdog.agent.settings import NO_CONTROLLER, settings_of
-
-    settings = settings_of(config)
-    if not settings.controller_urls:
-        raise Refusal([f"{file}: {NO_CONTROLLER}"])
-    words = courier_command(node_name(settings), settings.security, settings.controller_urls)
+    try:
+        words = _courier_words(asked.config or "")
+    except Refusal:
+        if "LISTEN_PID" in os.environ:  # the agent's attempt waits at the socket, and would start it again at once
+            sleep(REFUSED_S)
+        raise
     os.execve(words[0], words, {"MALLOC_ARENA_MAX": "1", **os.environ})  # noqa: S606 -- a list, and no shell is wanted
 
 

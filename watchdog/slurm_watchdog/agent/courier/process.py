@@ -29,11 +29,11 @@ from slurm_watchdog.wire.frames import FrameError, pack
 NAME = "swd courier"  # What `ps` and `top` show.
 LISTENING = 3  # The first descriptor that systemd passes (sd_listen_fds(3)).
 BEAT_S = 10.0  # Between two signs of life for systemd, where it waits for them, while nothing else happens.
-MAX_QUESTIONS = 4  # At once.
+MAX_QUESTIONS = 2  # At once: each may take four times MAX_SENT_BYTES.
 NUMERIC = frozenset("0123456789abcdef.:")  # Of an address: no name is looked up.
 RAS_S = 12.0  # For the whole talk: RAS itself gives the other processes 5 s (its own default).
 MAX_RAS_BYTES = 16 << 20  # As slurm_watchdog.parse.nccl_ras takes.
-MAX_SENT_BYTES = 11 << 20  # Of an answer, compressed: as base64 a child of the agent takes 16 MiB.
+MAX_SENT_BYTES = 4 << 20  # Of an answer, compressed: that of 10,000 ranks is a tenth of its 16 MiB.
 MAX_LINE = 200
 
 
@@ -168,13 +168,8 @@ class Courier:
 
     def _answer(self, number: str, host: str, port: int) -> None:
         """In a thread."""
-        import zlib  # only here: most couriers are asked nothing
-
         try:
-            found = zlib.compress(ask_ras(host, port), 1)
-            if len(found) > MAX_SENT_BYTES:
-                raise ValueError("an answer that is too long")
-            said = f"{number} + ".encode() + found
+            said = f"{number} + ".encode() + ask_ras(host, port)
         except (OSError, ValueError, OverflowError, MemoryError) as error:
             why = getattr(error, "strerror", None) or error
             said = f"{number} - {why}".encode(errors="replace")
@@ -186,7 +181,7 @@ class Courier:
 
 
 def ask_ras(host: str, port: int, deadline_s: float = RAS_S) -> bytes:
-    """What NCCL's RAS says at this address of this machine. Raises OSError, ValueError."""
+    """What NCCL's RAS says at this address of this machine, compressed (zlib). Raises OSError, ValueError."""
     until = clock.monotonic() + deadline_s
     # From that address itself: no one can bind an address that is not this machine's.
     with socket.create_connection((host, port), min(2.0, deadline_s), (host, 0)) as there:
@@ -197,27 +192,35 @@ def _talk(connection: socket.socket, until: float) -> bytes:
     """As `ncclras -v -f json` talks; a release that has no JSON refuses that line and answers in text."""
     for line in ("CLIENT PROTOCOL 2", "TIMEOUT 5", "SET FORMAT json"):
         connection.sendall(f"{line}\n".encode())
-        answered = _read_until(connection, until, line=True)
+        answered = _read_line(connection, until)
         if not answered.startswith((b"SERVER PROTOCOL ", b"OK", b"ERROR: ")):
             raise ValueError(f"no answer of NCCL's RAS: {answered[:60]!r}")
     connection.sendall(b"VERBOSE STATUS\n")
-    return _read_until(connection, until, line=False)
+    import zlib  # only here: most couriers are asked nothing
+
+    packer, packed, taken = zlib.compressobj(1), bytearray(), 0
+    while (part := _read(connection, until, streams.ONE_READ)) and taken <= MAX_RAS_BYTES:
+        taken += len(part)
+        packed += packer.compress(part)
+        if len(packed) > MAX_SENT_BYTES:
+            raise ValueError("an answer that is too long")
+    return bytes(packed + packer.flush())
 
 
-def _read_until(connection: socket.socket, until: float, *, line: bool) -> bytes:
-    """One line, or all until the end. Raises OSError."""
+def _read_line(connection: socket.socket, until: float) -> bytes:
     body = bytearray()
-    limit = MAX_LINE if line else MAX_RAS_BYTES
-    while len(body) <= limit and not (line and body.endswith(b"\n")):
-        left_s = until - clock.monotonic()
-        if left_s <= 0:
-            raise TimeoutError("NCCL's RAS did not answer in time")
-        connection.settimeout(left_s)
-        part = connection.recv(1 if line else streams.ONE_READ)
-        if not part:
-            break
+    while len(body) <= MAX_LINE and not body.endswith(b"\n") and (part := _read(connection, until, 1)):
         body += part
     return bytes(body)
+
+
+def _read(connection: socket.socket, until: float, most: int) -> bytes:
+    """What comes next, empty at the end. Raises OSError."""
+    left_s = until - clock.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("NCCL's RAS did not answer in time")
+    connection.settimeout(left_s)
+    return connection.recv(most)
 
 
 # ------------------------------------------------------------------------------------------------ the process

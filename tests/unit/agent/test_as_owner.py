@@ -9,9 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from slurm_watchdog.agent.children.requests import KillSwitch, ProbeDirectory, WorkerState
+from slurm_watchdog.agent.children import become_user
+from slurm_watchdog.agent.children.requests import ProbeDirectory, WorkerState, WriteSwitch
 from slurm_watchdog.agent.files.as_owner import probe_mount, remove_kill_switch, write_kill_switch
+from slurm_watchdog.base import clock
 from slurm_watchdog.base.mounts import mount_of, read_mounts
 from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.observations import MountProbe
@@ -20,8 +23,8 @@ FIELDS = {"by": "slurm-watchdog", "why": "rank 3's disk", "incident": "i1", "dec
 CONTENT = compose_line(FIELDS)
 
 
-def arguments(path: Path, **other: str) -> KillSwitch:
-    return KillSwitch(path=str(path), node="n1", **FIELDS | other)
+def arguments(path: Path, **other: str) -> WriteSwitch:
+    return WriteSwitch(path=str(path), node="n1", **FIELDS | other)
 
 
 def to_link(path: Path) -> None:
@@ -122,3 +125,27 @@ def test_another_mount_than_the_one_asked_for_is_not_touched(tmp_path: Path) -> 
     found = probe(tmp_path, write=True, mount="/nowhere")
     assert not found.mount
     assert "not on /nowhere" in (found.error or "")
+
+
+def test_a_switch_that_comes_too_late_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "kill"
+    fields = {"node": "n1", "by": "slurm-watchdog", "why": "w", "incident": "i", "decision": "d"}
+    switch = WriteSwitch(path=str(path), until_s=clock.monotonic() + 5.0, **fields)
+    slow = iter((0.0, 10.0))  # it hangs in the last call, after the first look at the clock
+    real = clock.monotonic()
+    with monkeypatch.context() as patched:
+        patched.setattr(clock, "monotonic", lambda: real + next(slow))
+        with pytest.raises(TimeoutError, match="not wanted any more"):
+            write_kill_switch(switch, WorkerState())
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(TimeoutError):
+        write_kill_switch(replace(switch, until_s=clock.monotonic() - 1.0), WorkerState())
+    assert list(tmp_path.iterdir()) == []
+    write_kill_switch(switch, WorkerState())
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("uid", "refused"), [(99_999, False), (100_000, True), (165_535, True), (165_536, False)])
+def test_numbers_that_a_user_may_give_himself_are_no_users(uid: int, refused: bool) -> None:
+    ranges = become_user.parse_subordinates("ann:100000:65536\nno row\nbob:x:1\n")
+    assert any(uid in each for each in ranges) is refused

@@ -30,6 +30,7 @@ from slurm_watchdog.agent.delivery.replies import MAX_COMMANDS
 from slurm_watchdog.agent.evidence.collection import Collection, why_no_dump
 from slurm_watchdog.agent.evidence.stacks import choose
 from slurm_watchdog.agent.files.as_owner import remove_kill_switch, write_kill_switch
+from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import describe
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.evidence import ProcessStack
@@ -290,8 +291,12 @@ class Commands:
         # Removing needs no job: it may have ended, and only a file that holds our very words is removed.
         if isinstance(command, WriteKillSwitch):
             self._check_run(command)
-        kind = WriteSwitch if isinstance(command, WriteKillSwitch) else RemoveSwitch
-        request = kind(path=path, node=self.node, **fields)
+        request: KillSwitch
+        if isinstance(command, WriteKillSwitch):
+            until_s = clock.monotonic() + self.deadline_s
+            request = WriteSwitch(path=path, node=self.node, until_s=until_s, **fields)
+        else:
+            request = RemoveSwitch(path=path, node=self.node, **fields)
         if path.startswith(f"{self.switches.base}/"):
             self._answer_kill_switch(command, self.switches.do(request))
             return True

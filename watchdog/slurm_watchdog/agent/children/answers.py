@@ -25,7 +25,7 @@ class IdentifiedProcess(Struct):
     settings: dict[str, str] = msgspec.field(default_factory=dict)
     checkpoint_directories: tuple[str, ...] = ()
     collective_timeout: tuple[float, bool] | None = None  # Seconds, and whether they are only assumed.
-    foreign: bool = False  # It is not one ordinary user's, so nothing was read of it (workers.become_user).
+    foreign: bool = False  # It is not one ordinary user's, so nothing was read of it (children.become_user).
     denied: bool = False  # The kernel refused a file of it; otherwise it has ended.
     error: str | None = None
 

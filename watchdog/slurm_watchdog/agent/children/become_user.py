@@ -103,7 +103,27 @@ def read_overflow_uids() -> frozenset[int]:
     return frozenset(found)
 
 
+def parse_subordinates(text: str) -> tuple[range, ...]:
+    """The numbers that users may give to processes of theirs, in the text of /etc/subuid (subuid(5))."""
+    rows = (line.split(":") for line in text.splitlines())
+    return tuple(
+        range(int(row[1]), int(row[1]) + int(row[2]))
+        for row in rows
+        if len(row) == 3 and row[1].isdecimal() and row[2].isdecimal()
+    )
+
+
+def read_subordinates() -> tuple[range, ...]:
+    """Those of this machine. One user would be as many as he has of them, each with children of his own."""
+    try:
+        with open("/etc/subuid", encoding="utf-8", errors="replace") as file:
+            return parse_subordinates(file.read(1 << 20))
+    except OSError:
+        return ()
+
+
 MIN_UID = read_min_uid()
+SUBORDINATES = read_subordinates()
 _LIBC = ctypes.CDLL(None, use_errno=True)
 NO_USERS = NOBODY | read_overflow_uids()
 
@@ -122,7 +142,7 @@ def refusal_as(uid: int) -> str | None:
     """Why nothing is read, written or signalled as `uid`; None for an ordinary user. The one place that says."""
     if _alone:
         return None if uid in _alone else f"this watchdog serves uid {_alone[0]} alone, and uid {uid} is another user"
-    if MIN_UID <= uid <= MAX_UID and uid not in NO_USERS:
+    if MIN_UID <= uid <= MAX_UID and uid not in NO_USERS and not any(uid in each for each in SUBORDINATES):
         return None
     return f"uid {uid} is not an ordinary user: nothing is read, written or signalled as it"
 

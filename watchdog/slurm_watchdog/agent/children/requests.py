@@ -264,9 +264,10 @@ class KillSwitch(Request[None]):
 
 
 class WriteSwitch(KillSwitch):
-    """To be created."""
+    """To be created, by `until_s` of the monotonic clock: later it was answered that it is not there."""
 
     task = "write_kill_switch"
+    until_s: float | None = None
 
 
 class RemoveSwitch(KillSwitch):

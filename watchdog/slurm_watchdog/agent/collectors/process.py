@@ -6,8 +6,8 @@ Sees: job, step, rank, local rank, world size (torchrun, srun, Open MPI, MPICH, 
 From: `/proc`: `stat`, `status`, `schedstat`, `cgroup`, `io`, `wchan`, `syscall`, links in `fd`
 How often: every tick (5 s); other threads than the main ones once in 12 ticks, at most 192 a tick, those of
     a process that gives cause every 3 ticks
-Never: `cmdline`, `environ`, `maps` in the loop: they block behind a process that hangs. A child reads them,
-    once
+Never: anything but `status`, `schedstat` and `cgroup` in the loop: the rest may block behind a process that
+    hangs. A child that is its user reads it
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from slurm_watchdog.agent.children.requests import (
     KillSwitch,
     ProbeDirectory,
     WorkerState,
+    WriteSwitch,
 )
 from slurm_watchdog.agent.files.safe_open import open_directory
 from slurm_watchdog.base import clock
@@ -129,9 +130,9 @@ def _write_block(directory: str, node: str) -> None:
                 os.unlink(name, dir_fd=where)
 
 
-def write_kill_switch(request: KillSwitch, worker: WorkerState) -> None:
-    """Creates `path` with the line composed of `by`, `why`, `incident`, `decision`, whole or not at all. It is fine if
-    it is there already. Raises OSError, FileExistsError if another switch is there."""
+def write_kill_switch(request: WriteSwitch, worker: WorkerState) -> None:
+    """Creates `path` with the line composed of `by`, `why`, `incident`, `decision`, whole, in time, or not at all. It
+    is fine if it is there already. Raises OSError, FileExistsError if another switch is there."""
     directory, name = os.path.split(request.path)
     data = compose_line(msgspec.structs.asdict(request)).encode()
     with closing(open_directory(directory)) as where:
@@ -139,14 +140,27 @@ def write_kill_switch(request: KillSwitch, worker: WorkerState) -> None:
         _forget(temporary, where)
         _create(temporary, where, data)
         try:
+            _check_time(request)
             os.link(temporary, name, src_dir_fd=where, dst_dir_fd=where, follow_symlinks=False)
         except FileExistsError:
             if _content(name, where) != data:
                 raise FileExistsError(errno.EEXIST, "a kill switch that is not ours is there", request.path) from None
+            return
         except (PermissionError, NotImplementedError):  # no hard links on this filesystem
             _create(name, where, data)
         finally:
             _forget(temporary, where)
+        try:
+            _check_time(request)
+        except TimeoutError:
+            _forget(name, where)
+            raise
+
+
+def _check_time(request: WriteSwitch) -> None:
+    """On a filesystem that has hung, the job may have ended by now, and the next one would find the switch."""
+    if request.until_s is not None and clock.monotonic() > request.until_s:
+        raise TimeoutError(errno.ETIMEDOUT, "it took too long, and is not wanted any more", request.path)
 
 
 def _create(name: str, where: int, data: bytes) -> None:

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.agent.children.become_user import refusal_as
 from slurm_watchdog.agent.children.requests import SignalProcess, WorkerState
-from slurm_watchdog.agent.proc.entry import KERNEL_THREAD, Stat, parse_cgroup, parse_status, parse_stepd
+from slurm_watchdog.agent.proc.entry import KERNEL_THREAD, Status, parse_cgroup, parse_status, parse_stepd
 from slurm_watchdog.agent.proc.files import (
     BOOT_ID,
     DEVICES,
@@ -209,16 +209,17 @@ def _check_place(wanted: ProcessToEnd, cgroup: str) -> None:
                 raise NotEndedError(f"its user has job {steps[step]} here now, which may be using it")
 
 
-def _processes() -> Iterator[tuple[int, Stat]]:
+def _processes() -> Iterator[tuple[int, Status]]:
+    """By what no lock of theirs can hold: they are everybody's."""
     for name in os.listdir("/proc"):
         if name.isdecimal():
             try:
-                yield int(name), read_stat(int(name))
+                yield int(name), parse_status(read_file(f"/proc/{name}/status"))
             except (OSError, ValueError):
                 continue  # it ended
 
 
-def _steps(processes: dict[int, Stat]) -> Iterator[tuple[int, str | None]]:
+def _steps(processes: dict[int, Status]) -> Iterator[tuple[int, str | None]]:
     """Every real slurmstepd, and the job it looks after; None if it does not say."""
     for pid, stat in processes.items():
         if stat.comm != "slurmstepd" or not _is_slurms(pid):
@@ -248,7 +249,7 @@ def _is_slurms(pid: int) -> bool:
         return True
 
 
-def _step_above(pid: int, processes: dict[int, Stat], steps: dict[int, str | None]) -> int | None:
+def _step_above(pid: int, processes: dict[int, Status], steps: dict[int, str | None]) -> int | None:
     """The slurmstepd that is an ancestor of this process."""
     for _ in range(MAX_DEPTH):
         stat = processes.get(pid)

@@ -20,6 +20,7 @@ V = TypeVar("V")
 CAPS: Final[dict[str, str]] = {
     "processes": "processes in a node's report: by the node's share, the user's, and the job's on that node",
     "left_out": "jobs and users whose processes a node counts",
+    "unread": "processes in a node's report that were not read yet",
     "wishes": "jobs with directives in a node's report",
     "logs": "log files in a node's report",
     "events": "lines of logs in a node's report",

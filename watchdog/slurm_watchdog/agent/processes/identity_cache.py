@@ -104,9 +104,8 @@ class Identities(msgspec.Struct):
     def _apply_identity(self, entry: Entry, found: IdentifiedProcess) -> None:
         entry.identified += 1
         if found.start_ticks is not None and entry.known.start_ticks not in (0, found.start_ticks):
-            self.table.remove(
-                entry.known.pid, self._now
-            )  # an agent before this one knew another process of this number
+            # An agent before this one knew another process of this number.
+            self.table.remove(entry.known.pid, self._now)
             return
         self.table.leave_crowd(entry)
         if entry.known.start_ticks == 0 and found.start_ticks is not None:

@@ -123,7 +123,7 @@ class ProcessReader:
 
     def collect(self, now: float, deadline_s: float) -> tuple[Process, ...]:
         """All processes of jobs on this node, as they are now; those that outlived their job, too, under its id."""
-        self.table.ours = self.looks.children.pids() | {os.getpid()}
+        self.table.ours = self.looks.children.pids()
         self.table.look(now, MAX_IDENTIFICATIONS)
         requests = self.identities.ask(now, deadline_s)
         if requests:

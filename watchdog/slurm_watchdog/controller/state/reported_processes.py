@@ -78,7 +78,7 @@ class ReportedProcesses:
                 seen = present.setdefault(run.job.job_id, (run, set()))[1]
                 moved |= self._take(run, mine, seen, report, on, made_at)
         for _, (run, seen) in sorted(present.items()):
-            note_absent(run, node, seen, made_at, report.unread)
+            note_absent(run, node, seen, made_at, frozenset(report.unread))
             if seen and not only_trains(run, run.on_node[node]):
                 follow_training(run, made_at, report.interval_s)
         self._runs_on[node] = tuple(sorted(present))

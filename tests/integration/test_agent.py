@@ -19,7 +19,14 @@ from slurm_watchdog.base import clock, loop
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, compose_line
 from slurm_watchdog.model.observations import Blocked, EventKind, Process, Role
-from slurm_watchdog.model.protocol import DumpStacks, JobWatch, ProbeMount, RemoveKillSwitch, WriteKillSwitch
+from slurm_watchdog.model.protocol import (
+    CommandResult,
+    DumpStacks,
+    JobWatch,
+    ProbeMount,
+    RemoveKillSwitch,
+    WriteKillSwitch,
+)
 from slurm_watchdog.model.report import Report
 from tests.rig.cluster import Cluster
 from tests.rig.filesystems import set_frozen
@@ -238,7 +245,10 @@ def test_an_error_is_the_mounts_answer_and_another_mount_is_no_answer(job: Job, 
         ProbeMount(id="b", mount=str(filesystem) + "x", directory="/nowhere", uid=USER),
     )
     job.agent.commands.accept(commands, clock.monotonic())
-    results = {result.command_id: result for _ in range(5) for result in job.tick().results}
+    results: dict[str, CommandResult] = {}
+    while len(results) < 2:
+        answered = job.until(lambda report: bool(report.results)).results
+        results |= {each.command_id: each for each in answered}
     probe = results["a"].probe
     assert probe is not None
     assert probe.responding

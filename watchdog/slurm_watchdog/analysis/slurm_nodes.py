@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slurm_watchdog.analysis.links import has_complaint
+from slurm_watchdog.base.memo import by_identity
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.node_view import GpuView, NodeView, SeenUsage, SlurmNodeView
 from slurm_watchdog.model.slurm_states import is_away
@@ -72,7 +73,20 @@ def nodes_to_judge(view: ClusterView) -> tuple[NodeView, ...]:
         for subject in view.asked
         if subject.startswith(("node:", "gpu:", "link:", "host:"))
     }
+    odd = _odd_nodes(view.nodes)
+    if not asked.difference(node.name for node in odd):
+        return odd
     return tuple(node for node in view.nodes if not node.quiet or node.name in asked)
+
+
+@by_identity
+def _odd_nodes(nodes: tuple[NodeView, ...]) -> tuple[NodeView, ...]:
+    return tuple(node for node in nodes if not node.quiet)
+
+
+@by_identity
+def _names(nodes: tuple[NodeView, ...]) -> frozenset[str]:
+    return frozenset(node.name for node in nodes)
 
 
 def nodes_in_service(view: ClusterView) -> list[NodeView]:
@@ -81,9 +95,14 @@ def nodes_in_service(view: ClusterView) -> list[NodeView]:
     return [node for node in nodes_to_judge(view) if node.name not in out]
 
 
-def away_nodes(view: ClusterView) -> set[str]:
+def away_nodes(view: ClusterView) -> frozenset[str]:
     """Those that Slurm has as taken away."""
-    return {node.name for node in view.slurm_nodes if is_away(node.state, node.runs_job)}
+    return _away(view.slurm_nodes)
+
+
+@by_identity
+def _away(nodes: tuple[SlurmNodeView, ...]) -> frozenset[str]:
+    return frozenset(node.name for node in nodes if is_away(node.state, node.runs_job))
 
 
 def jobs_by_node(view: ClusterView) -> dict[str, tuple[str, ...]]:
@@ -115,5 +134,5 @@ def share_silent(view: ClusterView) -> tuple[int, int]:
             for node in view.nodes
             if node.name in silent and node.name in slurm and may_be_starting(view, node, slurm[node.name])
         }
-    here = [node.name for node in view.nodes if node.name not in away]
-    return sum(1 for name in here if name in silent), len(here)
+    here = _names(view.nodes) - away
+    return len(here & silent), len(here)

@@ -98,10 +98,11 @@ async def open_munge(config: Config) -> AgentCredentials:
 
 
 RESERVATIONS_EVERY_S = 60.0  # Maintenance is announced hours before; who becomes an operator has a minute's patience.
-COLLECT_AFTER = (50_000, 20, 50)
-"""Objects and rounds between two runs of the collector of cycles (700, 10, 10 by default): each full run
-walks over all that is known of the cluster, and holds everything up meanwhile. What we keep has no cycles;
-what a request leaves is young when it is collected."""
+COLLECT_AFTER = (200_000, 100_000, 100_000)
+"""Objects and rounds between two runs of the collector of cycles by itself (700, 10, 10 by default): in bursts."""
+YOUNG_EVERY_S, ALL_EVERY_S = 0.25, 600.0
+"""Each run holds everything up. What is young is little if it is looked at often, and what a request leaves is young; a
+full run walks over all that is known of the cluster, which has no cycles."""
 
 
 def run_controller(
@@ -225,10 +226,11 @@ async def _serve(
     log.warning("controller %s on %s, mode %s", __version__, config.controller.listen, config.mode)
     reading = asyncio.create_task(_every(RESERVATIONS_EVERY_S, lambda: read_rarely(controller, slurm), stop))
     url_file = config.notify.heartbeat.url_file
+    collecting = asyncio.create_task(_collect_cycles(stop))
     heart = Heartbeat(url_file, config.cluster_name, controller.healthy)
     beating = asyncio.create_task(_every(BEAT_EVERY_S, heart.beat, stop)) if url_file else None
     await live(controller, notifier, stop, restart)
-    for task in (reading, beating):
+    for task in (reading, collecting, beating):
         if task is not None:
             task.cancel()
     for runner in runners:
@@ -340,6 +342,15 @@ async def _every(interval_s: float, work: Callable[[], Awaitable[object]], stop:
         except Exception:  # the boundary: a bad poll is a bad poll
             log.exception("a poll failed")
         await asyncio.sleep(interval_s)
+
+
+async def _collect_cycles(stop: asyncio.Event) -> None:
+    whole_at = clock.monotonic()
+    while not stop.is_set():
+        await asyncio.sleep(YOUNG_EVERY_S)
+        is_due = clock.monotonic() - whole_at >= ALL_EVERY_S
+        gc.collect(2 if is_due else 0)
+        whole_at = clock.monotonic() if is_due else whole_at
 
 
 STATUS_CHARACTERS, STATUS_EVERY_S = 300, 5.0  # Of the headline that `systemctl status` shows.

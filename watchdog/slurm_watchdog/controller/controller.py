@@ -343,6 +343,7 @@ class Controller:
             self.collector.store.prune(now)
             self.silences.expire()
             self.metrics.note_standstill(self.judge.view, self.judge.incidents)
+        yield from self.judge.let_go()
         self.last_tick, self._newest = now, None
         self.metrics.last_tick.set(clock.wall())
 

@@ -87,10 +87,12 @@ class Reach:
         self._state, self._answers = state, answers
         self._asked: dict[str, tuple[float, int]] = {}  # Node -> when it was asked last, and how often in a row.
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._late: set[str] = set()  # At the last look at all nodes,
+        self._looked_at, self._next_at = 0.0, float("-inf")  # when that was, and when another one may be late.
 
     def serve(self, view: ClusterView) -> None:
         """Asks after the nodes of jobs whose agents are late; never waits."""
-        late = {name for name, at in view.heard_at.items() if view.now - at >= LATE_S}
+        late = self._late_ones(view)
         self._asked = {name: asked for name, asked in self._asked.items() if name in late}
         busy = jobs_by_node(view) if late else {}
         for name in sorted(late & busy.keys()):
@@ -103,6 +105,15 @@ class Reach:
             witnesses = list(dict.fromkeys((*same_job, *others)))[:WITNESSES]
             self._asked[name] = view.now, tries + 1
             self._tasks[name] = asyncio.create_task(self._ask(name, witnesses, view.now))
+
+    def _late_ones(self, view: ClusterView) -> set[str]:
+        """All are looked through only once another one may be late."""
+        heard, now = view.heard_at, view.now
+        if not self._looked_at <= now < self._next_at:
+            late = {name for name, at in heard.items() if now - at >= LATE_S}
+            self._next_at = min((at for name, at in heard.items() if name not in late), default=now) + LATE_S
+            self._looked_at, self._late = now, late
+        return {name for name in self._late if name in heard and now - heard[name] >= LATE_S}
 
     async def _ask(self, node: str, witnesses: list[str], now: float) -> None:
         try:

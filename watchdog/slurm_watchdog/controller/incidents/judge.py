@@ -175,6 +175,7 @@ COMING_S, COMING_EACH_S = 60.0, 5.0
 judged so often, and not each time that one more has. Nothing is acted on meanwhile (controller.warm_up)."""
 READ_SOON_S = 120.0  # Within so long of its start the first step of a job that logs any is read, most often.
 WORLD_S = 10.0  # What is about no single job is looked at again so often, as Slurm is asked, if nothing has come.
+LEAVING_AT_ONCE = 4  # Jobs: a thousand ranks of a large cluster, some 2 ms.
 RANKS_AT_ONCE, RANKS_OF_A_JOB = 1000, 50  # Some 10 ms; and what a job costs without any.
 SAME_BEGIN_S = 0.01  # Of what began once: sums of floats, and ages that were measured twice.
 DUE_EARLY_S = 1e-6  # Sums of floats are not exact: rather judged once more than late.
@@ -365,7 +366,9 @@ class Judge:
         self._settled: list[Incident] = []  # Those that ended lately: what they explained is no news.
         self._judged: dict[str, JudgedRun] = {}  # Job id -> what was said of its run when it was judged last.
         self._shared: tuple[object, ...] = ()  # What all jobs had in common then.
-        self._reporting: frozenset[str] = frozenset()  # Nodes whose agents have been heard lately.
+        self._reporting_names: tuple[str, ...] = ()  # Nodes whose agents have been heard lately,
+        self._reporting: frozenset[str] = frozenset()  # and the same as a set.
+        self._leaving: list[JudgedRun] = []  # As they were judged before: see `let_go`.
         self._asked: frozenset[str] = frozenset()  # Subjects of the incidents that were open then.
         self._asked_of: dict[str, frozenset[str]] = {}  # Job -> those of them that are one of its runs.
         self._said: dict[str, tuple[tuple[Finding, ...], float]] = {}
@@ -427,7 +430,9 @@ class Judge:
         at which the next ones are judged. Until the end readers see the judgement before."""
         asked, now = frozenset(incident.subject for incident in self.incidents), clock()
         around = replace(self.state.surroundings(now), asked=asked, suspects=self.suspects(), searches=self.searches())
-        self.around, self._reporting = around, frozenset(around.reporting_nodes)
+        self.around = around
+        if around.reporting_nodes is not self._reporting_names:
+            self._reporting_names, self._reporting = around.reporting_nodes, frozenset(around.reporting_nodes)
         world = (self._slurm_is_fresh(), around.searches, around.reservations)
         if world != self._shared:
             self.state.runs.judge_all()
@@ -455,6 +460,7 @@ class Judge:
         as_judged = tuple(each.view for each in self._judged.values())
         self.view = replace(around, jobs=_Later(self.state, self._judged, now), judged=as_judged)
         self.limits_s = {job_id: each.limit_s for job_id, each in self._judged.items()}
+        self._leaving = [each for job_id, each in known.items() if found.get(job_id) is not each]
         findings = [each for judged in self._judged.values() for each in judged.said(asked)]
         odd = bool(around.filesystems or around.unreached or around.silent_nodes)
         eager = lively or odd or changed != self._changed
@@ -463,6 +469,12 @@ class Judge:
             if spec.subject is not Subject.JOB:
                 findings += self._of_world(spec, now, eager=eager)
         return findings
+
+    def let_go(self) -> Iterator[None]:
+        """Frees what was judged before, a part between two yields: a large cluster's is half a second of work."""
+        while self._leaving:
+            del self._leaving[-LEAVING_AT_ONCE:]
+            yield
 
     def is_coming(self, run: Run, judged: JudgedRun) -> bool:
         """Whether what was said of a run is to stand for a moment longer: see COMING_S."""

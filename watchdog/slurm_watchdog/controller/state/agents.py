@@ -39,6 +39,7 @@ class Agents:
         self._excused: set[str] = set()  # Given their time again, and not heard since.
         self._silent: frozenset[str] = frozenset()  # As it was when it was asked last.
         self._reporting: tuple[str, ...] | None = None  # The others by name, then; None: to be worked out.
+        self._holds: tuple[float, float] | None = None  # From when until when that holds, if no silent one is heard.
 
     def has_room(self, node: str, listed: Collection[str]) -> bool:
         """Whether this node is known, or may become so: of those that Slurm does not list at most
@@ -69,6 +70,8 @@ class Agents:
             made_at = max(made_at - MOST_WAITED_S, report.made_s + min(agent.offsets_s))
         self._excused.discard(name)
         self._heard_at[name] = max(made_at, self._heard_at.get(name, made_at))
+        if name in self._silent:
+            self._holds = None
         return made_at
 
     def take(self, node: str, made_at: float) -> bool:
@@ -80,7 +83,7 @@ class Agents:
 
     def forget_silence(self, now: float) -> None:
         """No agent counts as silent: they all get their time again. That is no report: see `excused`."""
-        self._heard_at = dict.fromkeys(self._agents, now)
+        self._heard_at, self._holds = dict.fromkeys(self._agents, now), None
         self._excused = set(self._agents)
 
     def excused(self) -> tuple[str, ...]:
@@ -103,10 +106,14 @@ class Agents:
 
     def reporting(self, now: float) -> tuple[str, ...]:
         """The nodes that have reported lately, by name; the same tuple while they are the same."""
+        if self._reporting is not None and self._holds is not None and self._holds[0] <= now <= self._holds[1]:
+            return self._reporting
         since = now - self.silent_after_s
         silent = frozenset([name for name, at in self._heard_at.items() if at < since])
         if self._reporting is None or silent != self._silent:
             self._silent, self._reporting = silent, tuple(sorted(self._heard_at.keys() - silent))
+        oldest_at = min([at for at in self._heard_at.values() if at >= since], default=now)
+        self._holds = now, oldest_at + self.silent_after_s
         return self._reporting
 
     def silent(self, now: float) -> tuple[str, ...]:

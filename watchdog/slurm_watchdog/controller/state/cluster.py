@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
+from slurm_watchdog.base.memo import Series
 from slurm_watchdog.controller.state.agents import Agents, Supervisors, share_texts
 from slurm_watchdog.controller.state.door import JobNodes, admit, process_ids
 from slurm_watchdog.controller.state.filesystems import Filesystems
@@ -96,7 +97,7 @@ class ClusterState:
         self.slurm_nodes = view.nodes
         self._wishes = {job_id: wish for job_id, wish in self._wishes.items() if job_id in self._job_ids}
         self.supervisors.keep(self._job_ids)
-        self._slurm_nodes = node_views(view, self._slurm_nodes, now)
+        self._slurm_nodes = Series(node_views(view, self._slurm_nodes, now))
         lost = {each.name: each for each in self._slurm_nodes if is_lost(each.state)}
         for name in lost.keys() ^ self._lost.keys():
             self._note_news(name)
@@ -347,7 +348,7 @@ class ClusterState:
             silent_nodes=self.agents.silent(now),
             silent_after_s=self.agents.silent_after_s,
             unreached=tuple(UnreachedNode(name, tries, now - at) for name, (at, tries) in self.unreached.items()),
-            nodes=self.nodes.views(),
+            nodes=self.nodes.views(now),
             heard_at=self.agents.heard_at(),
             slurm_nodes=self._slurm_nodes,
             ended=tuple(self.runs.ended(now, self.jobs.values())),

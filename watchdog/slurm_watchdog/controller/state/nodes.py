@@ -7,16 +7,20 @@ cost a tick nothing. A small report moves one number.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slurm_nodes import is_quiet
 from slurm_watchdog.base.capped import put_newest
+from slurm_watchdog.base.memo import Series
 from slurm_watchdog.base.structs import picked
+from slurm_watchdog.base.ticking import SHOWN_S
 from slurm_watchdog.knowledge.host_parts import PARTS
 from slurm_watchdog.model.node_view import (
     GpuView,
@@ -54,14 +58,13 @@ USUAL_S, USUAL_LOOKS = 3600.0, 10  # Time constant of what usually goes through,
 SAME_XID_S = 60.0  # NVML and the kernel's log tell the same Xid of the same GPU within this time: it is one fault.
 
 
-@dataclass(slots=True)
-class _Counters:
+class _Counters(msgspec.Struct, gc=False):
     """Of one GPU."""
 
     said: tuple[int | None, ...] = (None,) * len(COUNTERS)  # As they were said last.
     known: tuple[int | None, ...] = (None,) * len(COUNTERS)  # As they were last said with a number.
     ecc_rose_at: float | None = None
-    rising: Mapping[str, Rise] = field(default_factory=lambda: NOTHING)
+    rising: Mapping[str, Rise] = msgspec.field(default_factory=lambda: NOTHING)
 
 
 @dataclass(slots=True)
@@ -100,7 +103,8 @@ class Nodes:
         self._nodes: dict[str, _Node] = {}
         self._views: dict[str, NodeView] = {}
         self._names: list[str] = []  # Of all views, sorted; empty: to be sorted again.
-        self._all: tuple[NodeView, ...] | None = None  # All views, in that order; None: to be put together again.
+        self._all: Series[NodeView] | None = None  # All views, in that order; None: to be put together again.
+        self._made_at, self._is_old = 0.0, False  # When that was, and whether one of a quiet node has come since.
 
     def is_as(self, name: str, agent_id: str, report: Report | State) -> bool:
         """Whether a small report names the whole one of its node that was taken over last, with the same classes: it is
@@ -134,7 +138,9 @@ class Nodes:
     def _show(self, view: NodeView) -> bool:
         before = self._views.get(view.name)
         self._views[view.name] = view = replace(view, quiet=True) if is_quiet(view) else view
-        self._all = None
+        self._is_old = True
+        if before is None or not (before.quiet and view.quiet):
+            self._all = None
         if before is None:
             self._names = []
         if view.quiet:
@@ -191,11 +197,12 @@ class Nodes:
         self._views.pop(name, None)
         self._names, self._all = [], None
 
-    def views(self) -> tuple[NodeView, ...]:
-        """All nodes, by name."""
-        if self._all is None:
+    def views(self, now: float = math.inf) -> tuple[NodeView, ...]:
+        """All nodes, by name; numbers of those that have nothing to tell may be SHOWN_S old."""
+        if self._all is None or (self._is_old and not 0.0 <= now - self._made_at < SHOWN_S):
             self._names = self._names or sorted(self._views)
-            self._all = tuple(map(self._views.__getitem__, self._names))
+            self._all = Series(map(self._views.__getitem__, self._names))
+            self._made_at, self._is_old = now, False
         return self._all
 
     def view(self, name: str) -> NodeView | None:

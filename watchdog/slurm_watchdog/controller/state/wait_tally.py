@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from slurm_watchdog.base.memo import Series
 from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, call_of, locate
 from slurm_watchdog.diagnose.stacks.waiting import ProcessKey, frames_key
@@ -28,8 +30,7 @@ SAME_READING_S = 1.0  # Each report repeats the newest one, with its age.
 Idle = tuple[float, int]  # (share in which a GPU did nothing, in so many looks).
 
 
-@dataclass(slots=True)
-class _Count:
+class _Count(msgspec.Struct, gc=False):
     """Of one rank in the block that is open."""
 
     rank: int

@@ -175,7 +175,7 @@ COMING_S, COMING_EACH_S = 60.0, 5.0
 judged so often, and not each time that one more has. Nothing is acted on meanwhile (controller.warm_up)."""
 READ_SOON_S = 120.0  # Within so long of its start the first step of a job that logs any is read, most often.
 WORLD_S = 10.0  # What is about no single job is looked at again so often, as Slurm is asked, if nothing has come.
-LEAVING_AT_ONCE = 4  # Jobs: a thousand ranks of a large cluster, some 2 ms.
+LEAVING_AT_ONCE, LEAVING_NODES = 4, 100  # Jobs, or so many times as many nodes: some 3 ms.
 RANKS_AT_ONCE, RANKS_OF_A_JOB = 1000, 50  # Some 10 ms; and what a job costs without any.
 SAME_BEGIN_S = 0.01  # Of what began once: sums of floats, and ages that were measured twice.
 DUE_EARLY_S = 1e-6  # Sums of floats are not exact: rather judged once more than late.
@@ -368,7 +368,7 @@ class Judge:
         self._shared: tuple[object, ...] = ()  # What all jobs had in common then.
         self._reporting_names: tuple[str, ...] = ()  # Nodes whose agents have been heard lately,
         self._reporting: frozenset[str] = frozenset()  # and the same as a set.
-        self._leaving: list[JudgedRun] = []  # As they were judged before: see `let_go`.
+        self._leaving: list[object] = []  # Jobs and nodes as they were before: see `let_go`.
         self._asked: frozenset[str] = frozenset()  # Subjects of the incidents that were open then.
         self._asked_of: dict[str, frozenset[str]] = {}  # Job -> those of them that are one of its runs.
         self._said: dict[str, tuple[tuple[Finding, ...], float]] = {}
@@ -458,9 +458,12 @@ class Judge:
         lively |= found.keys() != known.keys()
         self._judged = found
         as_judged = tuple(each.view for each in self._judged.values())
+        nodes = () if self.view.nodes is around.nodes else self.view.nodes
         self.view = replace(around, jobs=_Later(self.state, self._judged, now), judged=as_judged)
         self.limits_s = {job_id: each.limit_s for job_id, each in self._judged.items()}
         self._leaving = [each for job_id, each in known.items() if found.get(job_id) is not each]
+        self._leaving += [nodes[place : place + LEAVING_NODES] for place in range(0, len(nodes), LEAVING_NODES)]
+        del nodes, known
         findings = [each for judged in self._judged.values() for each in judged.said(asked)]
         odd = bool(around.filesystems or around.unreached or around.silent_nodes)
         eager = lively or odd or changed != self._changed
@@ -468,10 +471,12 @@ class Judge:
         for spec in self._watched:
             if spec.subject is not Subject.JOB:
                 findings += self._of_world(spec, now, eager=eager)
+                if eager:
+                    yield
         return findings
 
     def let_go(self) -> Iterator[None]:
-        """Frees what was judged before, a part between two yields: a large cluster's is half a second of work."""
+        """Frees what was known before, a part between two yields: a large cluster's is half a second of work."""
         while self._leaving:
             del self._leaving[-LEAVING_AT_ONCE:]
             yield
@@ -517,6 +522,7 @@ class Judge:
         moment = Moment(*(ticking(around.now, each) for each in clocks))
         now, job = moment.now, self.state.view_of(run, moment)
         findings, limit_s = self.findings_of(job, around, now)
+        _ = job.gpu_uuids  # It is asked of all jobs in one moment.
         # How long something is gone is shown, and judged with other jobs, as of this moment.
         lasts = type(limit_s) is float and all(each.gone_s is None for each in job.processes)
         run.numbers_wait_s = _numbers_wait_s(findings) if lasts else 0.0

@@ -6,6 +6,7 @@ of one job, (job id, restart count): a restart drops all of it, so that nothing 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -34,6 +35,7 @@ from slurm_watchdog.model.supervisor import in_use, left_behind
 SAME_CLOCK_S = 0.5  # What is due by date is judged again where the clock was set by more.
 READ_ON_S = 60.0  # A job's logs are followed this long after its end: the last lines tell why.
 UNREAD_S = 30.0  # A node that has returned and reads no log counts as silent for so long.
+TOLD_EVERY_S = 30.0  # A listing with nothing new counts, too: that a job has ended a while ago is said to its nodes.
 KEPT_NODE_S = 86_400.0  # A node that Slurm does not list (any more) is forgotten so long after its last report.
 
 
@@ -65,7 +67,8 @@ class ClusterState:
         self.node_addresses: dict[str, str] = {}
         self._slurm_nodes: tuple[SlurmNodeView, ...] = ()
         self._lost: dict[str, SlurmNodeView] = {}  # Those of them that Slurm has lost.
-        self.changes = 0  # Counts what may change what is said of more than one running job.
+        self.changes = 0  # Counts what may change what is said of more than one running job, or to a node.
+        self._told_at = -math.inf  # When a listing was counted among these.
         self.supervisors = Supervisors()
         self._wishes: dict[str, JobDirectives] = {}  # SLURM_JOB_ID -> what its environment asks of the watchdog.
         self.slurm_nodes: tuple[SlurmNode, ...] = ()  # Of the newest listing: what a job could be placed on.
@@ -89,23 +92,23 @@ class ClusterState:
         if self._date_ahead is not None and ahead_s is not None and abs(ahead_s - self._date_ahead) > SAME_CLOCK_S:
             self.runs.judge_all()
         self._date_ahead = ahead_s
+        known, runs_before, nodes_before, partial = self.jobs, list(self.runs), self._slurm_nodes, self.slurm_partial
         self.slurm_problem, self.slurm_partial = "", view.partial
-        self.jobs = jobs_now(self.jobs, view)
+        self.jobs = jobs_now(known, view)
         self._job_ids = {name: job.job_id for job in self.jobs.values() for name in process_ids(job)}
         self._job_nodes.update(self.jobs.values())
         self.node_addresses = {node.name: node.address for node in view.nodes}
         self.slurm_nodes = view.nodes
         self._wishes = {job_id: wish for job_id, wish in self._wishes.items() if job_id in self._job_ids}
         self.supervisors.keep(self._job_ids)
-        self._slurm_nodes = Series(node_views(view, self._slurm_nodes, now))
+        nodes = node_views(view, nodes_before, now)
+        self._slurm_nodes = nodes_before if nodes == nodes_before else Series(nodes)
         lost = {each.name: each for each in self._slurm_nodes if is_lost(each.state)}
         for name in lost.keys() ^ self._lost.keys():
             self._note_news(name)
         self._lost = lost
-        self.changes += 1
         self._forget_nodes(now)
         self._on_node, self._names_on = {}, {}
-        self._runs_on = None
         self._anywhere = {job.process_id for job in self.jobs.values() if "nodes" in job.unreadable}
         for job in self.jobs.values():
             names = frozenset(process_ids(job))  # one for all nodes that have no other job
@@ -114,6 +117,10 @@ class ClusterState:
         for job in view.jobs:
             self.apply_job(self.jobs[job.job_id], now, wall)
         self.runs.drop_unlisted(self.jobs, now)
+        same = self._slurm_nodes is nodes_before and self.slurm_partial == partial and self.jobs == known
+        same = same and [*map(id, self.runs)] == [*map(id, runs_before)]
+        if not same or not 0.0 <= now - self._told_at < TOLD_EVERY_S:
+            self.changes, self._runs_on, self._told_at = self.changes + 1, None, now
 
     def _forget_nodes(self, now: float) -> None:
         """Nodes of a cloud have a new name each time they are started."""
@@ -126,9 +133,10 @@ class ClusterState:
 
     def apply_job(self, job: SlurmJob, now: float, wall: float | None = None) -> None:
         """Takes over what Slurm says of one job."""
-        self.changes += 1
-        self._runs_on = None
-        job = remembered(job, self.jobs.get(job.job_id))
+        before = self.jobs.get(job.job_id)
+        job = remembered(job, before)
+        if job != before:
+            self.changes, self._runs_on = self.changes + 1, None
         self.jobs[job.job_id] = job
         self._job_ids.update(dict.fromkeys(process_ids(job), job.job_id))
         if self._partitions and job.partition not in self._partitions:

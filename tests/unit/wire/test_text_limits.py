@@ -36,13 +36,24 @@ def texts(kind: inspect.Type, path: tuple[str, ...] = ()) -> list[tuple[str, ...
 PATHS = sorted({path for path in texts(inspect.type_info(Report)) if path[0] not in UNCUT_FIELDS})
 
 
-def swollen(value: Any, path: tuple[str, ...], text: str) -> Any:
-    """Plain data with `text` at one path, in all rows there."""
-    if isinstance(value, list):
-        return [swollen(each, path, text) for each in value]
-    if not isinstance(value, dict):
-        return text if isinstance(value, str) else value  # a row as a list: all texts in it
-    return {name: swollen(each, path[1:], text) if name == path[0] else each for name, each in value.items()}
+def swollen(kind: inspect.Type, value: Any, path: tuple[str, ...], text: str) -> Any:
+    """Plain data (`filled`) with `text` at one path, in all rows there."""
+    match kind:
+        case inspect.UnionType():
+            return swollen(next(each for each in kind.types if each != inspect.NoneType()), value, path, text)
+        case inspect.StructType():
+            inner = [each.type for each in kind.fields if each.name == path[0]]
+            if kind.array_like:
+                pairs = zip(kind.fields, value, strict=True)
+                return [swollen(one.type, each, path[1:], text) if one.name == path[0] else each for one, each in pairs]
+            return {**value, path[0]: swollen(inner[0], value[path[0]], path[1:], text)} if inner else value
+        case inspect.CollectionType():
+            kinds = kind.item_type.types if isinstance(kind.item_type, inspect.UnionType) else (kind.item_type,)
+            return [swollen(one, each, path, text) for one, each in zip(kinds, value, strict=False)]
+        case inspect.TupleType():
+            return [swollen(one, each, path, text) for one, each in zip(kind.item_types, value, strict=True)]
+        case _:
+            return text if isinstance(value, str) else value
 
 
 def longest(value: Any) -> int:
@@ -56,7 +67,7 @@ def longest(value: Any) -> int:
 def test_a_long_text_of_a_report_is_cut_and_says_so(path: tuple[str, ...]) -> None:
     text = ('\\"', "é\n\x01", "x")[PATHS.index(path) % 3] * LONG
     plain = filled(inspect.type_info(Report))
-    data = msgspec.msgpack.encode(swollen(plain, path, text))
+    data = msgspec.msgpack.encode(swollen(inspect.type_info(Report), plain, path, text))
     assert len(data) > LONG
     taken = msgspec.to_builtins(decode_report(data))
     limit = MAX_LENGTHS.get(path[-1], MAX_NAME)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from slurm_watchdog.agent.delivery.sender import Sender
     from slurm_watchdog.agent.metrics import AgentMetrics
 
-from slurm_watchdog.base.structs import printable
+from slurm_watchdog.base.structs import named, printable
 from slurm_watchdog.base.text import duration, one_line
 
 MAX_CELL = 500  # Characters of a value: a path, a line of the kernel's log.
@@ -320,6 +320,6 @@ def _print_json(report: Report, *, pretty: bool) -> None:
 
 def _as_json(report: Report) -> bytes:
     try:
-        return msgspec.json.encode(report)
+        return msgspec.json.encode(named(report))
     except UnicodeEncodeError:  # file names may be no UTF-8
-        return msgspec.json.encode(printable(report))
+        return msgspec.json.encode(named(printable(report)))

@@ -107,6 +107,17 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
     return [map_texts(each, change) for each in value] if isinstance(value, list | tuple) else value
 
 
+def named(value: Any) -> Any:
+    """A tree of builtin values in which each struct is a dictionary, also one that travels as a list; defaults are left
+    off."""
+    if isinstance(value, msgspec.Struct):
+        found = [(each.name, getattr(value, each.name), each.default) for each in msgspec.structs.fields(value)]
+        return {name: named(each) for name, each, default in found if each != default}
+    if isinstance(value, list | tuple):
+        return [named(each) for each in value]
+    return {key: named(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
 def printable(value: S) -> S:
     """The same with `?` for what is no UTF-8: names of files are bytes to the kernel, and pickles may hold half a
     character. Python carries both as lone surrogates, which no encoder of JSON takes."""

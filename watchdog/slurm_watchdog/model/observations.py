@@ -5,6 +5,9 @@ from __future__ import annotations
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
 
+# Process and Gpu are what reports are made of: they travel as lists, so a new field of theirs, or of what they extend,
+# is one more at the end of Process or Gpu, with a default.
+
 
 class Role(StrEnum):
     """What a process is to its job."""
@@ -40,7 +43,7 @@ BY_SLURM, BY_CLAIM = "slurm", "claim"
 its environment alone, as the user whose job Slurm says that it is."""
 
 
-class Work(Struct):
+class Work(Struct, array_like=True):
     """How busy one process was lately, as its node has summed it up from look to look; None: not known."""
 
     cpu_ratio: float | None = None  # Cores that it used, on average over half a minute.
@@ -187,7 +190,7 @@ class MigInstance(Struct):
     memory_total_bytes: int | None = None
 
 
-class GpuHealth(Struct):
+class GpuHealth(Struct, array_like=True):
     """What changes slowly about a GPU or costs the driver time: read about once a minute and said again in between.
 
     None: the GPU, its driver or its hypervisor does not say.

@@ -90,13 +90,16 @@ class Sender:
     def put(self, report: Report) -> None:
         """Hands a report over; never waits. Raises WireError if it is too large to send."""
         kind = frames.STATE if is_state(report) else frames.NUMBERS if is_repeated(report) else frames.REPORT
-        body, dropped = encode_state(report) if kind == frames.STATE else encode(report), self._spool.dropped
+        body = encode_state(report) if kind == frames.STATE else encode(report)
         self._spool.put(report.sequence, body, self._now(), kind)
-        dropped = self._spool.dropped - dropped
-        self.lost += dropped
-        for _ in range(dropped):
-            self._count("expired")
+        self._count_dropped()
         self.pump()
+
+    def _count_dropped(self) -> None:
+        for _ in range(self._spool.dropped):
+            self._count("expired")
+        self.lost += self._spool.dropped
+        self._spool.dropped = 0
 
     def replies(self) -> list[Reply]:
         """Replies since the last call, oldest first."""
@@ -218,6 +221,7 @@ class Sender:
             self._failures += 1
             self._retry_at = now + backoff_s(self._failures, _chance())
             self._spool.expire(now)
+            self._count_dropped()
 
     def _say(self, problem: str) -> None:
         if problem != self.problem:

@@ -248,6 +248,8 @@ class JudgedRun(Struct):
         if run.has_numbers and now - self.at >= run.numbers_wait_s:
             return False
         age_s = now - self.at
+        if age_s < min(self.holds_s):  # steps only make it hold longer
+            return True
         step_s, grew_s, read_s = map(sub, run.moved_at, self.moved_at) if run.has_numbers else (0.0, 0.0, 0.0)
         return age_s - step_s < self.holds_s[0] and age_s - min(grew_s, read_s) < self.holds_s[1]
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from msgspec.structs import replace
-
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.diagnose.logs.case import LogCase
 from slurm_watchdog.diagnose.logs.line import Who
@@ -74,9 +72,7 @@ def rank_beside(first: FoundError, roots: Sequence[FoundError], case: LogCase) -
     kernel, a driver or a library wrote the first line, Python the second. Only if that can be a single
     rank."""
     felt = _FELT_AS.get(first.name, frozenset()) | {first.name}
-    near = [
-        e for e in roots if e.name in felt and 0 <= e.line - first.line <= NEAR_LINES and e.segment == first.segment
-    ]
+    near = [e for e in roots if e.name in felt and 0 <= e.line - first.line <= NEAR_LINES]
     ranks = {case.ranks.rank_of(error.who) for error in near if error.who.named}
     return ranks.pop() if len(ranks) == 1 else None
 
@@ -166,14 +162,6 @@ def place_in_table(error: FoundError, ranks: Ranks) -> None:
 def locate_errors(error: FoundError, name: str, case: LogCase, host: str | None) -> tuple[int | None, str | None]:
     """(rank, host) of a line that does not say whose it is, from what the launcher or Slurm says of who ended first."""
     ranks = case.ranks
-    segments = case.sources[error.source].digest.segments
-    if segments is not None:
-        # Another excerpt tells of another incident.
-        ranks = replace(
-            ranks,
-            failures=[row for row in ranks.failures if segments.get(row.line) == error.segment],
-            tasks=[task for task in ranks.tasks if segments.get(task.line) == error.segment],
-        )
     unknown = () if ranks.excerpt else ("",)  # the line with a row's host may be one that was not reported
     there = [row for row in ranks.failures if host is None or short_host(row.host) in (*unknown, short_host(host))]
     row = _first_failure(there, name, error.traceback)

@@ -87,16 +87,11 @@ class LogCase(msgspec.Struct):
 
 
 def after_step(case: LogCase, error: FoundError | None = None) -> str:
-    """After which step; of an error the last one of its rank, or that was logged before it in its excerpt."""
+    """After which step; of an error the last one of its rank."""
     step = max((s.progress.last_step for s in case.sources if s.progress.last_step is not None), default=None)
     if error is not None:
         own = _own_step(case, error)
         step = step if own is None else own
-    segments = case.sources[error.source].digest.segments if error is not None else None
-    if error is not None and segments is not None:
-        steps = case.sources[error.source].digest.facts
-        before = [f.fact.step for f in steps if segments.get(f.line) == error.segment and f.line < error.line]
-        step = next((each for each in reversed(before) if each is not None), None)
     return f", after step {step}" if step is not None else ""
 
 
@@ -230,9 +225,6 @@ def rises_after(error: FoundError, case: LogCase) -> int:
         else:
             later = number > error.source and case.sources[error.source].goes_on_in(source)
             count = len(rises) if later else 0
-        if source.digest.segments is not None:
-            segments = source.digest.segments
-            count = sum(1 for line, _ in rises if line > error.line and segments.get(line) == error.segment)
         most = max(most, count)
     return most
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.diagnose.logs.grouping import with_sections, without_line_numbers, without_modules
@@ -32,6 +33,7 @@ ERRORS_IN_FULL = 6_000
 STEPS_IN_FULL = 6_000
 MAX_FACTS = 120_000
 MAX_STEP = 1 << 53
+MOST_EXCERPTS = 60  # More have no one's patience, and each is judged.
 SETUP_BYTES = 4 * 1024**2  # So far from the beginning a log is searched for the size of the job.
 TRIES_OF_BLOCK, MAX_TRIES = 200, 5000
 """Lines that are searched for a time behind the last line that tells anything, if that has none."""
@@ -66,8 +68,9 @@ class Digest(msgspec.Struct):
     facts: list[Fact] = msgspec.field(default_factory=list)
     lines: list[Line] = msgspec.field(default_factory=list)  # In the order of the file, with gaps.
     left_out: int = 0
-    segments: dict[int, int] | None = None
-    """Of a text with fenced excerpts: which excerpt each kept line stands in; lines of prose are not kept."""
+    pasted: bool = False  # Its lines stood in excerpts of a text; lines of prose are not kept.
+    excerpts: list[Digest] = msgspec.field(default_factory=list)
+    """Of a text with several (Markdown with fences, a letter) each as what would have been kept of it alone."""
     headings: list[int] = msgspec.field(default_factory=list)
     """Lines that say whose the lines below them are: what stands below another one is no later."""
     clock: str | None = None  # The sort of its times,
@@ -202,10 +205,24 @@ class Collector:
             ordered = [(number, text) for number, text in ordered if number in segments]
             self._facts = [fact for fact in self._facts if fact.line in segments]
         lines, headings = take_apart(ordered)
-        digest = Digest(self._facts, lines, self._left_out, segments, headings)
+        digest = Digest(self._facts, lines, self._left_out, segments is not None, headings=headings)
+        places = sorted(set(segments.values())) if segments is not None else []
+        if segments is not None and len(places) > 1:
+            digest.excerpts = [_excerpt(digest, place, segments) for place in places[:MOST_EXCERPTS]]
         digest.lone_losses = self._lone_losses
         put_on_clock(digest)
         return digest
+
+
+def _excerpt(digest: Digest, place: int, segments: dict[int, int]) -> Digest:
+    lines = [line for line in digest.lines if segments.get(line.number) == place]
+    facts = [replace(fact, at=None) for fact in digest.facts if segments.get(fact.line) == place]
+    if facts and facts[-1].stamp is None:
+        later = (line.stamp for line in lines if line.number > facts[-1].line and line.stamp is not None)
+        facts[-1].until = next(later, None)
+    own = Digest(facts, lines, headings=digest.headings)
+    put_on_clock(own)
+    return own
 
 
 def take_apart(ordered: list[tuple[int, str]], hosts: frozenset[str] = frozenset()) -> tuple[list[Line], list[int]]:

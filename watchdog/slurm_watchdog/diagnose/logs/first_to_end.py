@@ -7,7 +7,7 @@ all ended alike: then none is named for being printed first. What was ended in o
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -80,10 +80,10 @@ class Felt(Struct, kw_only=False):
 NOBODY_FELT = Felt()
 
 
-def first_to_end(ranks: Ranks, felt: Felt, cut: int | None, counts: Callable[[int], bool]) -> FirstToEnd | None:
-    """Who ended first, before the line `cut` with which the run was ended from outside. `counts`: whether what stands
-    in a line is of this end, and not of an earlier one that was survived."""
-    said = [end for end in (*_of_launchers(ranks), *_of_slurm(ranks, felt != NOBODY_FELT)) if counts(end.line)]
+def first_to_end(ranks: Ranks, felt: Felt, cut: int | None, survived: Collection[int]) -> FirstToEnd | None:
+    """Who ended first, before the line `cut` with which the run was ended from outside. `survived`: lines that are of
+    an earlier end."""
+    said = [end for end in (*_of_launchers(ranks), *_of_slurm(ranks, felt != NOBODY_FELT)) if end.line not in survived]
     ends = _not_in_order(_by_whom(said if cut is None else [end for end in said if end.line < cut]))
     first = _by_themselves(ends)
     by_itself = [end for end in first if end.how.first_hand]

@@ -82,17 +82,10 @@ def _cut(case: LogCase, ended_by: FoundError | None) -> int | None:
 
 def _first_to_end(case: LogCase, felt: Sequence[FoundError], cut: int | None) -> FirstToEnd | None:
     survived = {error.line for error in case.errors if error.role == "noise"}
-    alive = [error for error in case.errors if error.role != "noise"]
-    segments = case.sources[alive[0].source].digest.segments if alive else None
-    here = alive[0].segment if alive else 0
-
-    def counts(line: int) -> bool:
-        return line not in survived and (segments is None or segments.get(line) == here)
-
     said_by = [(error, case.ranks.rank_of(error.who)) for error in felt]
     ranks = frozenset(rank for _, rank in said_by if rank is not None)
     codes = frozenset(-signal.SIGABRT if _OF_CPP.match(error.text) else 1 for error, rank in said_by if rank is None)
-    return first_to_end(case.ranks, Felt(ranks, codes), cut, counts)
+    return first_to_end(case.ranks, Felt(ranks, codes), cut, survived)
 
 
 def _ends_nothing(error: FoundError) -> bool:

@@ -73,7 +73,7 @@ def ordered_case(sources: Sequence[Source], ranks: Ranks) -> LogCase:
     clocks = {sources[number].digest.clock for number in speaking}
     timed = len(speaking) <= 1 or (len(clocks) == 1 and None not in clocks and "clock" not in clocks)
     if timed:
-        errors.sort(key=lambda e: (e.segment, e.at if e.at is not None else float("-inf"), e.source, e.began or e.line))
+        errors.sort(key=lambda e: (e.at if e.at is not None else float("-inf"), e.source, e.began or e.line))
     else:
         errors.sort(key=lambda e: (e.source, e.line))
     return LogCase(sources, ranks, errors, timed=timed)
@@ -91,17 +91,6 @@ def _of_errors(case: LogCase) -> LogVerdict | None:
         error.role = "teardown" if is_teardown else "cascade"
     if not alive:
         return None
-    if alive[0].segment != alive[-1].segment:
-        # Excerpts of several incidents: the first that shows one counts.
-        for segment in sorted({error.segment for error in alive}):
-            verdict = _of_one(case, [error for error in alive if error.segment == segment])
-            if verdict is not None:
-                return verdict
-        return None
-    return _of_one(case, alive)
-
-
-def _of_one(case: LogCase, alive: list[FoundError]) -> LogVerdict | None:
     ended = next((place for place, error in enumerate(alive) if _ends_from_outside(error)), len(alive))
     before, after = alive[:ended], alive[ended:]
     if after and TOLD_TO_END.search(after[0].text):

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.diagnose.logs.case import LogCase
 from slurm_watchdog.diagnose.logs.line import Who
-from slurm_watchdog.diagnose.logs.ranks import LIKELY_WORLD, TASKS_ENDED, Failure, Ranks, short_host
+from slurm_watchdog.diagnose.logs.ranks import LIKELY_WORLD, TASKS_ENDED, Ranks, short_host
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
-from slurm_watchdog.knowledge.launcher_exits import CLASSES
+from slurm_watchdog.knowledge.launcher_exits import CLASSES, Ending
 
 ALIKE_SHARE = 0.5
 """Where so many ranks say the same, no rank is identified: it is the program, its input or what all share."""
@@ -173,7 +173,7 @@ def locate_errors(error: FoundError, name: str, case: LogCase, host: str | None)
     return None, host
 
 
-def _first_failure(failures: Sequence[Failure], name: str, raised: bool) -> Failure | None:
+def _first_failure(failures: Sequence[Ending], name: str, raised: bool) -> Ending | None:
     """The row of torchrun's tables that an error without a name belongs to, if it can be only one.
 
     Workers that the launcher ended, or that aborted because a peer was lost, are other rows; a launcher may
@@ -188,10 +188,10 @@ def _first_failure(failures: Sequence[Failure], name: str, raised: bool) -> Fail
     if len(rows) == 1:
         return rows[0]
     roots = [row for row in rows if row.root]
-    if len(roots) != 1 or roots[0].stamp is None:
+    if len(roots) != 1 or roots[0].at is None:
         return None
-    others = [row.stamp.seconds for row in rows if row is not roots[0] and row.stamp is not None]
-    return roots[0] if others and min(others) - roots[0].stamp.seconds >= 1 else None
+    others = [row.at for row in rows if row is not roots[0] and row.at is not None]
+    return roots[0] if others and min(others) - roots[0].at >= 1 else None
 
 
 def reason_of_launch(first: FoundError, roots: Sequence[FoundError]) -> FoundError:
@@ -219,7 +219,7 @@ def task_of(error: FoundError, name: str, ranks: Ranks) -> tuple[int | None, str
         return None, not_started["host"]
     match = TASKS_ENDED.search(error.raw_text)
     if match:
-        alike = [task for task in ranks.tasks if task.what == match["what"] and task.signal not in (None, "killed")]
+        alike = [task for task in ranks.tasks if task.what == match["what"] and task.row not in (None, "killed")]
         if len({task.host for task in alike}) > 1:
             return None, None  # they died alike on several nodes
         single = match["tasks"].isdecimal()

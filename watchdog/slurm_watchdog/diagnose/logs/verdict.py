@@ -218,9 +218,9 @@ def _first_to_fail(alive: Sequence[FoundError], ranks: Ranks) -> int | None:
     own = {ranks.rank_of(e.who) for e in alive if is_root(e) and not e.chained and e.name not in log_table().headers}
     roots = [row for row in ranks.failures if row.root]
     mine = [row for row in roots if row.rank is not None and row.rank in own and (row.code or 0) > 0]
-    if len(mine) != 1 or (first := mine[0].stamp) is None:
+    if len(mine) != 1 or (first := mine[0].at) is None:
         return None
-    earlier = any(row.stamp is None or row.stamp.seconds < first.seconds for row in roots)
+    earlier = any(row.at is None or row.at < first for row in roots)
     return None if earlier else mine[0].rank
 
 

@@ -97,7 +97,7 @@ def after_step(case: LogCase, error: FoundError | None = None) -> str:
 
 def _own_step(case: LogCase, error: FoundError) -> int | None:
     source, rank = case.sources[error.source], case.ranks.rank_of(error.who)
-    steps = [(fact.fact.rank, fact.fact.step) for fact in main_facts(source.digest) if fact.fact.step is not None]
+    steps = [(fact.rank, fact.step) for fact in main_facts(source.digest) if fact.step is not None]
     if rank is not None and len({each for each, _ in steps}) > 1:
         steps = [(each, step) for each, step in steps if each == rank]
     elif len(case.sources) < 2:

@@ -49,23 +49,10 @@ _TOLD_TO_END = late_regex(r"CANCELLED AT|DUE TO (?:TIME LIMIT|PREEMPTION)|death 
 _BATCH = late_regex(r"global batch size:\s*(\d+)|\bbatch_size[=:]\s*(\d+)")
 
 
-class Fact(msgspec.Struct):
-    """A fact of one line, with its place and time."""
-
-    line: int
-    stamp: Stamp | None
-    fact: LogFact
-    batch: int | None = None
-    text: str = ""
-    at: float | None = None  # On the clock of the log; set when all is read.
-    until: Stamp | None = None
-    """Of the last line that tells anything, if it has no time: that of the next line with one."""
-
-
 class Digest(msgspec.Struct):
     """What is kept of one log."""
 
-    facts: list[Fact] = msgspec.field(default_factory=list)
+    facts: list[LogFact] = msgspec.field(default_factory=list)
     lines: list[Line] = msgspec.field(default_factory=list)  # In the order of the file, with gaps.
     left_out: int = 0
     pasted: bool = False  # Its lines stood in excerpts of a text; lines of prose are not kept.
@@ -95,7 +82,7 @@ class Collector:
         self._seen = ShapeMemory(errors_in_full=ERRORS_IN_FULL, steps_in_full=STEPS_IN_FULL, evenly=1)
         self._raw: dict[int, str] = {}
         self._tail: list[tuple[int, str]] = []
-        self._facts: list[Fact] = []
+        self._facts: list[LogFact] = []
         self._bytes = 0
         self._left_out = 0
         self._lines = 0
@@ -103,7 +90,7 @@ class Collector:
         self._markdown, self._own = markdown, own
         self._lone_losses = (0, 0)
         self._owed = 0
-        self._undated: Fact | None = None
+        self._undated = False
         self._tries = 0
         self._context = Context()
 
@@ -116,14 +103,11 @@ class Collector:
         def number(place: int) -> int:
             return first_line + place if numbers is None else numbers[place]
 
-        errors = []
-        for place, (text, fact) in zip(found.places, found.facts, strict=True):
-            if fact.kind is EventKind.ERROR:
-                errors.append(place)
-            else:
-                self._add_fact(number(place), text, self._context.with_context(fact))
-        telling = [p for p, (_, f) in zip(found.places, found.facts, strict=True) if f.kind is not EventKind.ERROR]
-        self._date_the_last(data, telling[-1] if telling else -1)
+        errors = [fact.line for fact in found.facts if fact.kind is EventKind.ERROR]
+        telling = [fact for fact in found.facts if fact.kind is not EventKind.ERROR]
+        for fact in telling:
+            self._add_fact(number(fact.line), self._context.with_context(fact))
+        self._date_the_last(data, telling[-1].line if telling else -1)
         if any(needle in data for needle in LONE_LOSS_NEEDLES):
             self._note_lone_losses(data, number)
         count = found.lines + (not data.endswith(b"\n"))
@@ -138,29 +122,28 @@ class Collector:
         self._bytes += len(data)
         self._lines = number(count - 1)
 
-    def _add_fact(self, number: int, text: str, fact: LogFact) -> None:
+    def _add_fact(self, number: int, fact: LogFact) -> None:
         if max(fact.step or 0, fact.count or 0) > MAX_STEP:
             return  # no run makes so many
         if len(self._facts) >= MAX_FACTS:
             self._facts = self._facts[::2]
-        batch = _BATCH.search(text) if "batch" in text else None
+        batch = _BATCH.search(fact.text) if "batch" in fact.text else None
         size = int(next(value for value in batch.groups() if value)) if batch else None
-        self._facts.append(Fact(number, stamp_of(plain_line(text).lstrip()), fact, size, text[:300]))
+        stamp = stamp_of(plain_line(fact.text).lstrip())
+        self._facts.append(replace(fact, line=number, stamp=stamp, batch=size, text=fact.text[:300]))
 
     def _date_the_last(self, data: bytes, last_place: int) -> None:
         """Of the last line that tells of a step, a phase or a checkpoint, if it has no time, looks for the next line
         that has one; `last_place` is that line's in this block, -1 if it is in an earlier one."""
         if last_place >= 0:
-            newest = self._facts[-1] if self._facts else None
-            self._undated = newest if newest is not None and newest.stamp is None else None
-            self._tries = 0
-        if self._undated is None or self._tries >= MAX_TRIES:
+            self._undated, self._tries = bool(self._facts) and self._facts[-1].stamp is None, 0
+        if not self._undated or self._tries >= MAX_TRIES:
             return
         for line in data.split(b"\n")[last_place + 1 : last_place + 1 + TRIES_OF_BLOCK]:
             self._tries += 1
             stamp = stamp_of(line[:SEEN_BYTES].decode("utf-8", "replace").lstrip())
             if stamp is not None:
-                self._undated.until, self._undated = stamp, None
+                self._facts[-1], self._undated = replace(self._facts[-1], until=stamp), False
                 return
 
     def _note_lone_losses(self, data: bytes, number: Callable[[int], int]) -> None:
@@ -219,7 +202,7 @@ def _excerpt(digest: Digest, place: int, segments: dict[int, int]) -> Digest:
     facts = [replace(fact, at=None) for fact in digest.facts if segments.get(fact.line) == place]
     if facts and facts[-1].stamp is None:
         later = (line.stamp for line in lines if line.number > facts[-1].line and line.stamp is not None)
-        facts[-1].until = next(later, None)
+        facts[-1] = replace(facts[-1], until=next(later, None))
     own = Digest(facts, lines, headings=digest.headings)
     put_on_clock(own)
     return own
@@ -327,23 +310,22 @@ def _hosts(texts: list[str]) -> frozenset[str]:
 
 def put_on_clock(digest: Digest) -> None:
     """Times of facts and of the last line, on one clock."""
-    stamps: list[tuple[int, Stamp, Fact | None]] = [
-        (fact.line, fact.stamp, fact) for fact in digest.facts if fact.stamp is not None
+    stamps: list[tuple[int, Stamp, int | None]] = [
+        (fact.line, stamp, place) for place, fact in enumerate(digest.facts) if (stamp := fact.stamp or fact.until)
     ]
     ends = [line.number for line in digest.lines if _TOLD_TO_END.search(line.raw)]
     told_at = frozenset(ends)
-    steps = [fact.line for fact in digest.facts if fact.fact.kind is EventKind.PROGRESS]
+    steps = [fact.line for fact in digest.facts if fact.kind is EventKind.PROGRESS]
     ended = digest.ended_line = next((line for line in ends if not steps or line > steps[-1]), None)
     stamps += [(line.number, line.stamp, None) for line in digest.lines if line.stamp is not None]
-    stamps += [(fact.line, fact.until, fact) for fact in digest.facts if fact.until is not None]
     stamps.sort(key=lambda each: each[0])
     told = [stamp for number, stamp, _ in stamps if number not in told_at and (ended is None or number < ended)]
     digest.origin = origin_of(told or [stamp for _, stamp, _ in stamps])
     clock = Clock(digest.origin)
-    for number, stamp, fact in stamps:
+    for number, stamp, place in stamps:
         at = clock.place(stamp)
-        if fact is not None:
-            fact.at = at
+        if place is not None:
+            digest.facts[place] = replace(digest.facts[place], at=at)
         if at is None or number in told_at or (ended is not None and number >= ended):
             continue  # the line that ends the run may have another clock: no hang
         digest.begins = at if digest.begins is None else min(digest.begins, at)

@@ -69,9 +69,9 @@ def stops_first(sources: Sequence[Source], world: int | None) -> Behind | None:
 def _last_steps(source: Source) -> list[int]:
     """The last steps of its last run, as a logger wrote them; none where anything else wrote the last of them."""
     facts = main_facts(source.digest)[-ALIKE - FEW_LINES - 1 :]
-    if not facts or facts[-1].fact.pattern in BARS | AVERAGED or not _BY_A_LOGGER.search(facts[-1].text[:160]):
+    if not facts or facts[-1].pattern in BARS | AVERAGED or not _BY_A_LOGGER.search(facts[-1].text[:160]):
         return []
-    steps = [fact.fact.step for fact in facts if fact.fact.step is not None]
+    steps = [fact.step for fact in facts if fact.step is not None]
     return [] if any(one >= other for one, other in pairwise(steps)) else steps
 
 

@@ -16,11 +16,12 @@ from slurm_watchdog.analysis.step_statistics import BASELINE, CONFIRMED, segment
 from slurm_watchdog.base.averages import median, median_low
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Digest, Fact
+from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Digest
 from slurm_watchdog.knowledge.frameworks import recognise
 from slurm_watchdog.knowledge.limits import NAN_STEPS
 from slurm_watchdog.knowledge.progress_patterns import progress_table
 from slurm_watchdog.model.observations import EventKind
+from slurm_watchdog.parse.training_log.text import LogFact
 
 SKIPPED = 3  # First steps of a run, which compile, warm caches and fill pipelines.
 LEAST_SPLIT = 5
@@ -104,31 +105,31 @@ ALSO_WHEN_IT_DIES = frozenset({"wandb_summary", "torn_down"})
 """Signs of an end from a `finally` or an exit handler: they say that nothing hangs, and not that all went well."""
 
 
-def main_facts(digest: Digest) -> list[Fact]:
+def main_facts(digest: Digest) -> list[LogFact]:
     """The lines of the one counter that tells the run's progress: the most frequent one that counts steps."""
-    steps = [fact for fact in digest.facts if fact.fact.kind is EventKind.PROGRESS]
+    steps = [fact for fact in digest.facts if fact.kind is EventKind.PROGRESS]
     if not steps:
         return []
-    counted = Counter((fact.fact.pattern, fact.fact.step is not None) for fact in steps)
+    counted = Counter((fact.pattern, fact.step is not None) for fact in steps)
     highest: dict[tuple[str, bool], float] = {}
     rises: Counter[tuple[str, bool]] = Counter()  # beyond all before: of bars in bars each begins again
     for fact in steps:
-        key = (fact.fact.pattern, fact.fact.step is not None)
+        key = (fact.pattern, fact.step is not None)
         if key not in highest or _count(fact) > highest[key]:
             highest[key] = _count(fact)
             rises[key] += 1
     best = max(counted, key=lambda key: (rises[key] > 1, key[1], rises[key], counted[key]))
-    return [fact for fact in steps if (fact.fact.pattern, fact.fact.step is not None) == best]
+    return [fact for fact in steps if (fact.pattern, fact.step is not None) == best]
 
 
-def _count(fact: Fact) -> float:
-    return float(fact.fact.step) if fact.fact.step is not None else fact.fact.count or 0.0
+def _count(fact: LogFact) -> float:
+    return float(fact.step) if fact.step is not None else fact.count or 0.0
 
 
 def read_progress(digest: Digest) -> Progress:
     """How far the run came."""
     facts = main_facts(digest)
-    ends = [fact for fact in digest.facts if fact.fact.kind is EventKind.PHASE and fact.fact.phase == "finishing"]
+    ends = [fact for fact in digest.facts if fact.kind is EventKind.PHASE and fact.phase == "finishing"]
     if not facts:
         line = ends[-1].line if ends else None
         head = "\n".join(each.text for each in digest.lines[:HEAD_LINES]).encode(errors="replace")
@@ -140,11 +141,11 @@ def read_progress(digest: Digest) -> Progress:
         if before is not None and count > before:
             rises.append((fact.line, fact.at))
             seen += 1
-        elif before is None and not fact.fact.initial:
+        elif before is None and not fact.initial:
             rises.append((fact.line, fact.at))
         before = count
-    first, last = facts[0].fact, facts[-1].fact
-    total = next((f.fact.total_steps for f in reversed(facts) if f.fact.total_steps is not None), None)
+    first, last = facts[0], facts[-1]
+    total = next((f.total_steps for f in reversed(facts) if f.total_steps is not None), None)
     # What is said before the last step may be the end of an earlier run in the same log; a bar is drawn once
     # more when it is closed, and its total may be that of one bar of many.
     last_rise = rises[-1][0] if rises else facts[-1].line
@@ -169,11 +170,11 @@ def read_progress(digest: Digest) -> Progress:
     )
 
 
-def _trained(ends: Sequence[Fact]) -> int | None:
-    return max((fact.line for fact in ends if fact.fact.pattern not in ALSO_WHEN_IT_DIES), default=None)
+def _trained(ends: Sequence[LogFact]) -> int | None:
+    return max((fact.line for fact in ends if fact.pattern not in ALSO_WHEN_IT_DIES), default=None)
 
 
-def _steps_taken(facts: Sequence[Fact]) -> list[tuple[Fact, float]]:
+def _steps_taken(facts: Sequence[LogFact]) -> list[tuple[LogFact, float]]:
     taken, before = [], None
     for fact in facts:
         if before is not None and fact.at is not None and before.at is not None:
@@ -188,19 +189,19 @@ def _steps_taken(facts: Sequence[Fact]) -> list[tuple[Fact, float]]:
     return taken
 
 
-def _logged(facts: Sequence[Fact]) -> list[tuple[Fact, float]]:
+def _logged(facts: Sequence[LogFact]) -> list[tuple[LogFact, float]]:
     pairs, seen = [], None
     for fact in facts:
-        if fact.fact.step_s and isfinite(fact.fact.step_s) and fact.fact.step_s > 0 and _count(fact) != seen:
-            pairs.append((fact, fact.fact.step_s))
+        if fact.step_s and isfinite(fact.step_s) and fact.step_s > 0 and _count(fact) != seen:
+            pairs.append((fact, fact.step_s))
             seen = _count(fact)
     return pairs
 
 
-def step_times(facts: Sequence[Fact]) -> list[tuple[Fact, float]]:
+def step_times(facts: Sequence[LogFact]) -> list[tuple[LogFact, float]]:
     """(line, seconds of one step): as the lines say it or, where they don't or only as an average, from their times."""
     logged, taken = _logged(facts), _steps_taken(facts)
-    averaged = bool(facts) and facts[0].fact.pattern in AVERAGED
+    averaged = bool(facts) and facts[0].pattern in AVERAGED
     if logged and not averaged:
         return logged
     if len(taken) >= max(LEAST_SPLIT, len(facts) // 2):
@@ -208,7 +209,7 @@ def step_times(facts: Sequence[Fact]) -> list[tuple[Fact, float]]:
     return logged
 
 
-def _median_step(facts: Sequence[Fact]) -> float | None:
+def _median_step(facts: Sequence[LogFact]) -> float | None:
     times = step_times(facts)
     return median(seconds for _, seconds in times) if times else None
 
@@ -216,13 +217,13 @@ def _median_step(facts: Sequence[Fact]) -> float | None:
 def read_changes(digest: Digest) -> tuple[Change, ...]:
     """Where the time of a step changed by SHIFT or more and stayed so; of one batch size each."""
     facts = main_facts(digest)
-    if not facts or (facts[0].fact.pattern in AVERAGED and not _steps_taken(facts)):
+    if not facts or (facts[0].pattern in AVERAGED and not _steps_taken(facts)):
         return ()
     times = step_times(facts)
     # It begins in the middle of a run whose steps are long.
     excerpt = _count(facts[0]) > EXCERPT_STEP and min((s for _, s in times), default=0.0) >= EXCERPT_STEP_S
     times = times if excerpt and len(times) < BASELINE else _without_first(times)
-    logged = any(fact.fact.step_s for fact, _ in times) and facts[0].fact.pattern not in AVERAGED
+    logged = any(fact.step_s for fact, _ in times) and facts[0].pattern not in AVERAGED
     changes: list[Change] = []
     for whole in _of_one_batch(times):
         same = _thinned(whole if logged else _over_ticks(whole))
@@ -253,10 +254,10 @@ def read_slower(digest: Digest) -> Change | None:
     return changes[-1]
 
 
-def _over_ticks(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:
+def _over_ticks(times: list[tuple[LogFact, float]]) -> list[tuple[LogFact, float]]:
     """The same, each over as many steps as take LEAST_TICKS ticks of a clock of whole seconds, at the first's place."""
-    found: list[tuple[Fact, float]] = []
-    begun: tuple[Fact, float, float] | None = None
+    found: list[tuple[LogFact, float]] = []
+    begun: tuple[LogFact, float, float] | None = None
     for fact, _ in times:
         count, at = _count(fact), fact.at
         if at is None or begun is None or count < begun[1]:
@@ -267,7 +268,7 @@ def _over_ticks(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:
     return found
 
 
-def _thinned(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:
+def _thinned(times: list[tuple[LogFact, float]]) -> list[tuple[LogFact, float]]:
     """At most MAX_TIMES of them: of more, the median of so many neighbours each, with the first one's place."""
     apart = -(-len(times) // MAX_TIMES)
     if apart < 2:
@@ -276,13 +277,13 @@ def _thinned(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:
     return [(group[0][0], median_low([seconds for _, seconds in group])) for group in groups]
 
 
-def steps_between(times: Sequence[tuple[Fact, float]]) -> float:
+def steps_between(times: Sequence[tuple[LogFact, float]]) -> float:
     counts = [_count(fact) for fact, _ in times]
     gaps = [b - a for a, b in pairwise(counts) if b > a]
     return median(gaps) if gaps else 1.0
 
 
-def _without_first(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:
+def _without_first(times: list[tuple[LogFact, float]]) -> list[tuple[LogFact, float]]:
     kept, run = [], 0
     before: float | None = None
     for fact, seconds in times:
@@ -294,8 +295,8 @@ def _without_first(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:
     return kept
 
 
-def _of_one_batch(times: list[tuple[Fact, float]]) -> list[list[tuple[Fact, float]]]:
-    parts: list[list[tuple[Fact, float]]] = []
+def _of_one_batch(times: list[tuple[LogFact, float]]) -> list[list[tuple[LogFact, float]]]:
+    parts: list[list[tuple[LogFact, float]]] = []
     for pair in times:
         if parts and parts[-1][-1][0].batch == pair[0].batch:
             parts[-1].append(pair)
@@ -318,10 +319,10 @@ def _short_split(values: list[float], excerpt: bool) -> int | None:
     return None
 
 
-def _change(fact: Fact, before: float, after: float) -> Change:
+def _change(fact: LogFact, before: float, after: float) -> Change:
     return Change(
         line=fact.line,
-        step=fact.fact.step,
+        step=fact.step,
         before_s=round(before, 4),
         after_s=round(after, 4),
         percent=round(100 * (after / before - 1), 1) if before else 0.0,
@@ -333,16 +334,16 @@ def read_phases(digest: Digest) -> list[dict[str, object]]:
     phases: list[dict[str, object]] = []
     counts: dict[str, float] = {}
     for fact in digest.facts:
-        kind = fact.fact.kind
+        kind = fact.kind
         if kind is EventKind.PROGRESS:
-            count = counts.get(fact.fact.pattern)
-            counts[fact.fact.pattern] = _count(fact)
+            count = counts.get(fact.pattern)
+            counts[fact.pattern] = _count(fact)
             if count == _count(fact) and phases:
                 continue  # drawn again
         name = (
-            fact.fact.phase
+            fact.phase
             if kind is EventKind.PHASE
-            else fact.fact.phase or "training"
+            else fact.phase or "training"
             if kind is EventKind.PROGRESS
             else "checkpoint_complete"
         )
@@ -350,30 +351,30 @@ def read_phases(digest: Digest) -> list[dict[str, object]]:
             continue
         if phases and phases[-1]["phase"] == name:
             phases[-1]["last_line"] = fact.line
-            if fact.fact.step is not None:
-                phases[-1]["last_step"] = fact.fact.step
+            if fact.step is not None:
+                phases[-1]["last_step"] = fact.step
             continue
-        step = fact.fact.step
+        step = fact.step
         phases.append({"phase": name, "line": fact.line, "last_line": fact.line, "step": step, "last_step": step})
     return phases[:200]
 
 
-def _is_no_number(fact: Fact) -> bool:
+def _is_no_number(fact: LogFact) -> bool:
     """A loss that is no number, or one of zero whose gradient is none: so half precision shows it when summed up."""
-    loss = fact.fact.loss
+    loss = fact.loss
     return loss is not None and (not isfinite(loss) or (loss == 0.0 and _NO_GRADIENT.search(fact.text) is not None))
 
 
-def _with_loss(digest: Digest) -> list[Fact]:
+def _with_loss(digest: Digest) -> list[LogFact]:
     """The lines that tell the loss: those of the run's progress or, where a bar counts and has none, those beside."""
     main = main_facts(digest)
-    with_loss = [fact for fact in main if fact.fact.loss is not None]
+    with_loss = [fact for fact in main if fact.loss is not None]
     if with_loss or not main:
         return with_loss
-    beside: dict[str, list[Fact]] = {}
+    beside: dict[str, list[LogFact]] = {}
     for fact in digest.facts:
-        if fact.fact.kind is EventKind.PROGRESS and fact.fact.loss is not None:
-            beside.setdefault(fact.fact.pattern, []).append(fact)
+        if fact.kind is EventKind.PROGRESS and fact.loss is not None:
+            beside.setdefault(fact.pattern, []).append(fact)
     with_loss = max(beside.values(), key=len, default=[])
     if len(with_loss) < 2:
         return with_loss
@@ -386,12 +387,12 @@ def _with_loss(digest: Digest) -> list[Fact]:
 
 def read_loss_jump(digest: Digest) -> LossJump | None:
     """The last spike of the loss in the last run of the log."""
-    facts = [fact for fact in _with_loss(digest) if fact.fact.loss is not None and isfinite(fact.fact.loss)]
+    facts = [fact for fact in _with_loss(digest) if fact.loss is not None and isfinite(fact.loss)]
     begin = max((at for at in range(1, len(facts)) if _count(facts[at]) < _count(facts[at - 1])), default=0)
     facts = [
         fact for at, fact in enumerate(facts) if at == begin or (at > begin and _count(fact) > _count(facts[at - 1]))
     ]
-    losses = [fact.fact.loss or 0.0 for fact in facts]
+    losses = [fact.loss or 0.0 for fact in facts]
     few = len(losses) < LEAST + NEWEST
     spikes = find_spikes(losses, FEW_PERCENT if few else PERCENT, LEAST_LOSSES if few else LEAST)
     if not spikes:
@@ -404,12 +405,12 @@ def read_loss_jump(digest: Digest) -> LossJump | None:
     first, peak, back = facts[last.begin], facts[last.peak], None if end is None else facts[end]
     return LossJump(
         line=peak.line,
-        step=first.fact.step,
+        step=first.step,
         usual=last.usual,
         peak=losses[last.peak],
-        peak_step=peak.fact.step,
+        peak_step=peak.step,
         lasts=back is None,
-        back_step=None if back is None else back.fact.step,
+        back_step=None if back is None else back.step,
         steps_since=0 if back is None else int(_count(facts[-1]) - _count(back)),
     )
 
@@ -422,15 +423,15 @@ def read_no_number(digest: Digest) -> NoNumber | None:
         return NoNumber(line=first_alone, step=_step_at(digest, first_alone), times=alone)
     bad = []
     for fact in reversed(facts):
-        if fact.fact.loss is None or not _is_no_number(fact):
+        if fact.loss is None or not _is_no_number(fact):
             break
         bad.append(fact)
     if len(bad) < NAN_STEPS:
         return None
     first = bad[-1]
-    step = first.fact.step if first.fact.step is not None else _step_at(digest, first.line)
+    step = first.step if first.step is not None else _step_at(digest, first.line)
     return NoNumber(line=first.line, step=step, times=len(bad))
 
 
 def _step_at(digest: Digest, line: int) -> int | None:
-    return next((f.fact.step for f in reversed(main_facts(digest)) if f.line <= line), None)
+    return next((f.step for f in reversed(main_facts(digest)) if f.line <= line), None)

@@ -70,7 +70,7 @@ def _counted_s(waiting: Waiting, body: list[Line]) -> float:
 
 
 def _signs_of_life(digest: Digest, body: list[Line], ended: int) -> Waiting | None:
-    steps = {fact.line for fact in digest.facts if fact.fact.kind is EventKind.PROGRESS}
+    steps = {fact.line for fact in digest.facts if fact.kind is EventKind.PROGRESS}
     longest = current = 0
     for line in body:
         if line.number in steps:
@@ -121,7 +121,7 @@ def read_silence(
     if progress.finished:
         return None
     rises = {line for line, _ in progress.rises}
-    active = [f for f in digest.facts if f.line in rises or f.fact.kind in (EventKind.PHASE, EventKind.CHECKPOINT)]
+    active = [f for f in digest.facts if f.line in rises or f.kind in (EventKind.PHASE, EventKind.CHECKPOINT)]
     last = max(active, key=lambda fact: fact.line) if active else None
     line = last.line if last is not None else 1
     ends = digest.ends(line)
@@ -134,7 +134,7 @@ def read_silence(
     end = max(end if seen_at is None else on_scale_of(end, digest.clock, ends), ends or since)
     if _says_much_new(digest, line):
         return None
-    phase = last.fact.phase if last is not None and last.fact.kind is EventKind.PHASE else None
+    phase = last.phase if last is not None and last.kind is EventKind.PHASE else None
     limit = _limit(digest, progress, phase, limits)
     silent_s = end - since
     if silent_s <= limit.seconds:
@@ -195,4 +195,4 @@ def _last_steps(digest: Digest) -> dict[int, float]:
     if digest.clock not in ("zoned", "local"):
         return {}
     facts = main_facts(digest)[-COMPARED:]
-    return {fact.fact.step: fact.at for fact in facts if fact.fact.step is not None and fact.at is not None}
+    return {fact.step: fact.at for fact in facts if fact.step is not None and fact.at is not None}

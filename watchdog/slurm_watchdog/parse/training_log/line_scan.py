@@ -89,14 +89,12 @@ class ShapeMemory(msgspec.Struct):
 
 
 class Scan(msgspec.Struct):
-    """What a block says: `facts` with their lines (without their ends), in order."""
+    """What a block says: `facts` in the order of their lines."""
 
-    facts: list[tuple[str, LogFact]] = msgspec.field(default_factory=list)
+    facts: list[LogFact] = msgspec.field(default_factory=list)
     left_out: int = 0  # Lines that were not parsed, of a shape whose other lines gave facts.
     errors_left_out: int = 0  # Of these, lines whose like were all errors: at least so many are.
     parsed: int = 0  # Lines that were given to parse_line.
-    places: list[int] = msgspec.field(default_factory=list)  # Of each fact the line of the block, counted from 0.
-    stand_for: list[int] = msgspec.field(default_factory=list)  # … and how many lines like it it stands for.
     lines: int = 0  # How many line feeds the block has.
 
 
@@ -194,7 +192,7 @@ def _scan_piece(piece: bytes, memory: ShapeMemory, found: Scan, own: tuple[Patte
         if shape in alike:
             alike[shape].append(at)
     lines = piece.split(b"\n")
-    facts: list[_Parsed] = []
+    facts: list[LogFact] = []
 
     def usual_steps() -> bytes | None:
         steps = [text for text in alike if telling[text].last is not None and not telling[text].rows.signatures]
@@ -205,11 +203,9 @@ def _scan_piece(piece: bytes, memory: ShapeMemory, found: Scan, own: tuple[Patte
         facts += _parse_alike(telling[text], places, lines, memory, found, is_usual=text == usual)
     usual = usual_steps()  # of a file that is read for the first time it is known by now
     if usual is not None and len(alike) > 1:
-        facts += _parse_between(telling[usual], alike[usual], [at for at, *_ in facts], lines, found)
-    facts.sort(key=lambda each: each[0])
-    found.facts += [(text, fact) for _, text, fact, _ in facts]
-    found.places += [first + at for at, _, _, _ in facts]
-    found.stand_for += [count for _, _, _, count in facts]
+        facts += _parse_between(telling[usual], alike[usual], [fact.line for fact in facts], lines, found)
+    facts.sort(key=lambda each: each.line)
+    found.facts += [replace(fact, line=first + fact.line) for fact in facts] if first else facts
 
 
 def _shapes(piece: bytes) -> list[bytes]:
@@ -227,56 +223,53 @@ def _shapes(piece: bytes) -> list[bytes]:
     return shapes
 
 
-_Parsed = tuple[int, str, LogFact, int]  # Place, line, what it says, and for how many lines it stands.
-
-
 def _parse_alike(
     shape: Shape, places: list[int], lines: list[bytes], memory: ShapeMemory, found: Scan, *, is_usual: bool
-) -> list[_Parsed]:
+) -> list[LogFact]:
     if shape.look != memory.look:
         shape.look, shape.parsed = memory.look, 0
     is_rare = shape.rows.signatures or (not is_usual and (shape.tells or not shape.is_barren))
     in_full = max(memory.steps_in_full, memory.errors_in_full if is_rare else 0)
     chosen, before = _chosen(places, max(0, in_full - shape.parsed), memory.evenly), found.parsed
-    facts: list[_Parsed] = []
+    facts: list[LogFact] = []
     for at, count in chosen:
         if not shape.tells and shape.parsed >= BARREN and at != chosen[-1][0]:
             continue
         shape.parsed += 1
-        if (fact := _parse(shape, lines[at], found)) is not None:
+        if (fact := _parse(shape, lines, at, count, found)) is not None:
             shape.tells = True
-            facts.append((at, *fact, count))
+            facts.append(fact)
         else:
             shape.is_barren = True
     if facts:
         left_out = len(places) - (found.parsed - before)
         found.left_out += left_out
-        if sum(fact.kind is EventKind.ERROR for _, _, fact, _ in facts) == found.parsed - before:
+        if sum(fact.kind is EventKind.ERROR for fact in facts) == found.parsed - before:
             found.errors_left_out += left_out
     return facts
 
 
-def _parse(shape: Shape, line: bytes, found: Scan) -> tuple[str, LogFact] | None:
-    text = line[:MAX_LINE_BYTES].decode("utf-8", errors="replace")
+def _parse(shape: Shape, lines: list[bytes], at: int, count: int, found: Scan) -> LogFact | None:
+    text = lines[at][:MAX_LINE_BYTES].decode("utf-8", errors="replace")
     found.parsed += 1
     fact = parse_line(text, shape.rows, shape.last)
     if fact is None:
         return None
     if shape.last is None or shape.last.name != fact.pattern:
         shape.last = next((row for row in shape.rows.patterns if row.name == fact.pattern), None)
-    return text, fact
+    return replace(fact, line=at, stands_for=count)
 
 
 def _parse_between(
     shape: Shape, places: list[int], parsed: list[int], lines: list[bytes], found: Scan
-) -> Iterator[_Parsed]:
+) -> Iterator[LogFact]:
     """Of the usual shape of steps one line between any two of others: what is read as three bad losses in a row was
     three in a row."""
     usual = set(places)
     for one, two in pairwise(sorted(parsed)):
         at = len(places) if one in usual or two in usual else bisect(places, one)
-        if at < len(places) and places[at] < two and (fact := _parse(shape, lines[places[at]], found)) is not None:
-            yield places[at], *fact, 0
+        if at < len(places) and places[at] < two and (fact := _parse(shape, lines, places[at], 0, found)) is not None:
+            yield fact
 
 
 def _chosen(places: list[int], in_full: int, evenly: int) -> list[tuple[int, int]]:

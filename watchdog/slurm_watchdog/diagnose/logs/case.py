@@ -16,9 +16,8 @@ import msgspec
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.diagnose.logs.digest import Digest
 from slurm_watchdog.diagnose.logs.line import Who
-from slurm_watchdog.diagnose.logs.progress import Change, LossJump, NoNumber, Progress, main_facts
+from slurm_watchdog.diagnose.logs.progress import Note, Progress, main_facts
 from slurm_watchdog.diagnose.logs.ranks import Ranks
-from slurm_watchdog.diagnose.logs.silence import Silence, Waiting
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 from slurm_watchdog.knowledge.log_signatures import log_table
 
@@ -31,11 +30,7 @@ class Source:
     digest: Digest
     progress: Progress
     errors: list[FoundError]
-    silence: Silence | None = None
-    no_number: NoNumber | None = None
-    loss_jump: LossJump | None = None
-    slower: Change | None = None
-    waiting: Waiting | None = None
+    silence: Note | None = None
     rank: int | None = None
     host: str | None = None  # Whose file it is, by its name.
     part_of: str | None = None

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 from math import isfinite
-
-from msgspec.structs import replace
 
 from slurm_watchdog.analysis.level_shift import find_rise, quantum
 from slurm_watchdog.analysis.loss_spikes import LEAST, NEWEST, PERCENT, find_spikes
@@ -77,30 +75,18 @@ class Change(Struct):
     before_s: float
     after_s: float
     percent: float
-    sure: bool = True
 
 
-class LossJump(Struct):
-    """A loss far above what it was for some steps."""
-
-    line: int
-    step: int | None
-    usual: float
-    peak: float
-    peak_step: int | None
-    lasts: bool  # Up to the end;
-    back_step: int | None  # else where it was usual again,
-    steps_since: int  # and how many were made after that.
-
-
-class NoNumber(Struct):
-    """The loss is no number, up to the end."""
+class Note(Struct, kw_only=False):
+    """What the numbers of a log show, as half a sentence, and the line at which it begins."""
 
     line: int
-    step: int | None
-    times: int
+    words: str
+    sure: bool = True  # Enough for a verdict; else it is only worth a word.
 
 
+SPIKE_IS_NEWS = 100
+"""Steps since the loss is as before: three times what most spikes take. A run that came so far has left it behind."""
 ALSO_WHEN_IT_DIES = frozenset({"wandb_summary", "torn_down"})
 """Signs of an end from a `finally` or an exit handler: they say that nothing hangs, and not that all went well."""
 
@@ -239,19 +225,21 @@ def read_changes(digest: Digest) -> tuple[Change, ...]:
     return tuple(change for change in changes if abs(change.percent) >= 100 * SHIFT * 0.8)
 
 
-def read_slower(digest: Digest) -> Change | None:
+def read_slower(digest: Digest) -> Note | None:
     """The change after which steps take longer, up to the end; in a long run sure only where `slow_job` would be."""
     changes = read_changes(digest)
     if not changes or changes[-1].percent <= 0:
         return None
+    change, sure = changes[-1], True
     newest = _of_one_batch(_without_first(step_times(main_facts(digest))))[-1:]
     seconds = [each for _, each in newest[0]] if newest else []
     if len(seconds) >= LEAST_SURE:
-        sure = (
-            find_rise(seconds, list(accumulate(seconds)), SHIFT, RISE_BATCH, RISE_WINDOW, quantum(seconds)) is not None
-        )
-        return replace(changes[-1], sure=sure)
-    return changes[-1]
+        found = find_rise(seconds, list(accumulate(seconds)), SHIFT, RISE_BATCH, RISE_WINDOW, quantum(seconds))
+        sure = found is not None
+    since = f"step {change.step}" if change.step is not None else f"line {change.line}"
+    steps, noise = ("steps take", "") if sure else ("steps may take", "; its other steps vary as much")
+    words = f"{steps} {change.percent:.1f} % longer since {since} (line {change.line}): "
+    return Note(change.line, f"{words}{change.after_s:.4g} s, {change.before_s:.4g} s before{noise}", sure)
 
 
 def _over_ticks(times: list[tuple[LogFact, float]]) -> list[tuple[LogFact, float]]:
@@ -385,7 +373,7 @@ def _with_loss(digest: Digest) -> list[LogFact]:
     return with_loss if _count(main[-1]) - reached[1] <= SILENT_LOSSES * max(usual, 1.0) else []
 
 
-def read_loss_jump(digest: Digest) -> LossJump | None:
+def read_loss_jump(digest: Digest) -> Note | None:
     """The last spike of the loss in the last run of the log."""
     facts = [fact for fact in _with_loss(digest) if fact.loss is not None and isfinite(fact.loss)]
     begin = max((at for at in range(1, len(facts)) if _count(facts[at]) < _count(facts[at - 1])), default=0)
@@ -402,35 +390,29 @@ def read_loss_jump(digest: Digest) -> LossJump | None:
     end = last.end
     if end is None and losses[-1] < high:  # too few since to be sure in a run that continues
         end = next(at + 1 for at in range(len(losses) - 1, -1, -1) if losses[at] >= high)
-    first, peak, back = facts[last.begin], facts[last.peak], None if end is None else facts[end]
-    return LossJump(
-        line=peak.line,
-        step=first.step,
-        usual=last.usual,
-        peak=losses[last.peak],
-        peak_step=peak.step,
-        lasts=back is None,
-        back_step=None if back is None else back.step,
-        steps_since=0 if back is None else int(_count(facts[-1]) - _count(back)),
-    )
+    peak, back = facts[last.peak], None if end is None else facts[end]
+    since = 0 if back is None else _count(facts[-1]) - _count(back)
+    at = f"step {peak.step}" if peak.step is not None else f"line {peak.line}"
+    where = f"step {back.step}" if back is not None and back.step is not None else "the end"
+    after = "it is still high at the end" if back is None else f"it was back by {where}"
+    words = f"the loss jumped from {last.usual:.3g} to {losses[last.peak]:.3g} at {at} (line {peak.line}); {after}"
+    return Note(peak.line, words, since <= SPIKE_IS_NEWS)
 
 
-def read_no_number(digest: Digest) -> NoNumber | None:
+def read_no_number(digest: Digest) -> Note | None:
     """The loss that is no number NAN_STEPS times in a row, up to the end of the log."""
     facts = _with_loss(digest)
-    alone, first_alone = digest.lone_losses
-    if not facts and alone >= NAN_STEPS:
-        return NoNumber(line=first_alone, step=_step_at(digest, first_alone), times=alone)
-    bad = []
-    for fact in reversed(facts):
-        if fact.loss is None or not _is_no_number(fact):
-            break
-        bad.append(fact)
-    if len(bad) < NAN_STEPS:
-        return None
-    first = bad[-1]
-    step = first.step if first.step is not None else _step_at(digest, first.line)
-    return NoNumber(line=first.line, step=step, times=len(bad))
+    times, line = digest.lone_losses
+    step = None
+    if facts or times < NAN_STEPS:
+        bad = list(takewhile(_is_no_number, reversed(facts)))
+        if len(bad) < NAN_STEPS:
+            return None
+        times, line, step = len(bad), bad[-1].line, bad[-1].step
+    step = _step_at(digest, line) if step is None else step
+    since = f"step {step}" if step is not None else f"line {line}"
+    words = f"the loss has been NaN or infinite since {since} (line {line}), {times} times in a row up to the end"
+    return Note(line, words)
 
 
 def _step_at(digest: Digest, line: int) -> int | None:

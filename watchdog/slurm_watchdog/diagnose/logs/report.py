@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -14,9 +15,9 @@ from slurm_watchdog.diagnose.logs import progress as runs
 from slurm_watchdog.diagnose.logs.case import OF_CHILDREN, SOFT, LogVerdict, Source
 from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Collector, Digest
 from slurm_watchdog.diagnose.logs.grouping import base_of, group, local_is_rank, named_by, rotated_parts, with_rank
-from slurm_watchdog.diagnose.logs.no_error import STILL_TRAINS, slower_words, spike_words
+from slurm_watchdog.diagnose.logs.no_error import STILL_TRAINS, notes_of
 from slurm_watchdog.diagnose.logs.ranks import Ranks, read_ranks
-from slurm_watchdog.diagnose.logs.silence import last_words, read_silence, read_waiting
+from slurm_watchdog.diagnose.logs.silence import last_words, read_silence
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError, find_errors
 from slurm_watchdog.diagnose.logs.verdict import TOLD_TO_END, find_verdict
 from slurm_watchdog.knowledge.frameworks import recognise, what_to_do
@@ -57,6 +58,7 @@ class RunReport:
         unread = [why_unread(source) for source in sources] if verdict is None else [None]
         self.unread = next(iter(unread)) if all(unread) else None
         """Why nothing can be said of the run; None if something can."""
+        self.notes = [notes_of(source) if verdict is None and not source.digest.excerpts else [] for source in sources]
 
     def rows(self) -> list[dict[str, Any]]:
         """One for each file, in the shape of `scan-log --json`."""
@@ -82,16 +84,11 @@ class RunReport:
             "verdict": self._verdict(number),
             "healthy": None if self.unread is not None else self.verdict is None,
             "unread": self.unread,
-            "notes": self._notes(source),
+            "notes": self.notes[number],
             "excerpts": [{"class": e.name, "line": e.line, "summary": e.summary} for e in self.excerpts],
             "finished": progress.finished,
             "world_size": self.ranks.world,
         }
-
-    def _notes(self, source: Source) -> list[str]:
-        if self.verdict is not None:
-            return []
-        return [words for words in (spike_words(source), slower_words(source)) if words]
 
     def _verdict(self, number: int) -> dict[str, Any] | None:
         verdict = self.verdict
@@ -125,9 +122,7 @@ class RunReport:
             return self.verdict.summary
         if self.unread is not None:
             return f"the run cannot be judged: {self.unread}"
-        notes = "".join(
-            f"; {note}" for note in dict.fromkeys(n for source in self.sources for n in self._notes(source))
-        )
+        notes = "".join(f"; {note}" for note in dict.fromkeys(chain(*self.notes)))
         if any(source.progress.finished for source in self.sources):
             return f"{'' if notes else 'nothing wrong found; '}training was done{notes}."
         if self._is_blind:
@@ -275,10 +270,6 @@ def judge_job(
                 read_silence(digest, progress, at, written, settings.limits)
                 if not digest.pasted and path not in older
                 else None,
-                runs.read_no_number(digest),
-                runs.read_loss_jump(digest),
-                runs.read_slower(digest),
-                read_waiting(digest) if not digest.pasted and not progress.finished else None,
                 rank=name.local if as_rank and name.rank is None else name.rank,
                 host=name.host,
                 part_of=older.get(path),

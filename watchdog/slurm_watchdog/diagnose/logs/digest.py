@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.diagnose.logs.grouping import with_sections, without_line_numbers, without_modules
 from slurm_watchdog.diagnose.logs.line import Line, classify, host_word, read_line
 from slurm_watchdog.diagnose.logs.wrapped import unwrapped
-from slurm_watchdog.knowledge.progress_patterns import LONE_LOSS, LONE_LOSS_NEEDLES, Pattern
+from slurm_watchdog.knowledge.progress_patterns import LONE_LOSS, LONE_LOSS_SHAPES, Pattern
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.timestamps import Clock, Stamp, origin_of, stamp_of
 from slurm_watchdog.parse.training_log.context import Context
@@ -30,7 +31,7 @@ AROUND = 60  # Lines kept before and after each that looks like an error: a trac
 MAX_KEPT = 60_000
 MAX_LATE = 20_000  # Of the kept lines so many are kept for what comes last, when the first ones have taken the others.
 ERRORS_IN_FULL = 6_000
-STEPS_IN_FULL = 6_000
+STEPS_IN_FULL = 1_500
 MAX_FACTS = 120_000
 MAX_STEP = 1 << 53
 MOST_EXCERPTS = 60  # More have no one's patience, and each is judged.
@@ -68,6 +69,8 @@ class Digest(msgspec.Struct):
     ended_line: int | None = None  # Where someone ended the run, if no step was made after it.
     lone_losses: tuple[int, int] = (0, 0)
     """(how often the loss that has a line of its own was no number, up to the end; the first of these lines)."""
+
+    known: dict[str, Any] = msgspec.field(default_factory=dict)  # What was worked out of it: see progress.once.
 
     def ends(self, since_line: int) -> float | None:
         """The latest time in the lines from `since_line` on: what stands before it may be of a clock that was set
@@ -108,7 +111,7 @@ class Collector:
         for fact in telling:
             self._add_fact(number(fact.line), self._context.with_context(fact))
         self._date_the_last(data, telling[-1].line if telling else -1)
-        if any(needle in data for needle in LONE_LOSS_NEEDLES):
+        if any(needle in shape for shape in found.shapes for needle in LONE_LOSS_SHAPES):
             self._note_lone_losses(data, number)
         count = found.lines + (not data.endswith(b"\n"))
         wanted = self._wanted(count, errors)

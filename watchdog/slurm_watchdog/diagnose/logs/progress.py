@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from itertools import accumulate, pairwise, takewhile
 from math import isfinite
+from typing import TypeVar
 
 from slurm_watchdog.analysis.level_shift import find_rise, quantum
 from slurm_watchdog.analysis.loss_spikes import LEAST, NEWEST, PERCENT, find_spikes
@@ -20,6 +22,8 @@ from slurm_watchdog.knowledge.limits import NAN_STEPS
 from slurm_watchdog.knowledge.progress_patterns import progress_table
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.training_log.text import LogFact
+
+T = TypeVar("T")
 
 SKIPPED = 3  # First steps of a run, which compile, warm caches and fill pipelines.
 LEAST_SPLIT = 5
@@ -35,7 +39,7 @@ AS_BEFORE = 0.1  # Of a spike's height: the loss is as before where less is left
 SHIFT = 0.05
 LEAST_SURE, RISE_BATCH, RISE_WINDOW = 60, 10, 160
 """Steps from which on analysis.level_shift can judge, by batches and windows as `slow_job` takes them."""
-MAX_TIMES = 2000  # Step times that are searched for changes: what is compared with all before it costs the square.
+MAX_TIMES = 1000  # Step times that are searched for changes: what is compared with all before it costs the square.
 RECENT = 20  # Intervals that a limit is learnt from.
 BUSY_SHAPES = 25  # Sorts of lines that were not seen before: a log that says so much new is no silent one.
 AVERAGED = frozenset({
@@ -91,6 +95,20 @@ ALSO_WHEN_IT_DIES = frozenset({"wandb_summary", "torn_down"})
 """Signs of an end from a `finally` or an exit handler: they say that nothing hangs, and not that all went well."""
 
 
+def once(read: Callable[[Digest], T]) -> Callable[[Digest], T]:
+    """The same, worked out once for each digest."""
+
+    @wraps(read)
+    def known(digest: Digest) -> T:
+        if read.__name__ not in digest.known:
+            digest.known[read.__name__] = read(digest)
+        found: T = digest.known[read.__name__]
+        return found
+
+    return known
+
+
+@once
 def main_facts(digest: Digest) -> list[LogFact]:
     """The lines of the one counter that tells the run's progress: the most frequent one that counts steps."""
     steps = [fact for fact in digest.facts if fact.kind is EventKind.PROGRESS]
@@ -200,6 +218,7 @@ def _median_step(facts: Sequence[LogFact]) -> float | None:
     return median(seconds for _, seconds in times) if times else None
 
 
+@once
 def read_changes(digest: Digest) -> tuple[Change, ...]:
     """Where the time of a step changed by SHIFT or more and stayed so; of one batch size each."""
     facts = main_facts(digest)
@@ -225,6 +244,7 @@ def read_changes(digest: Digest) -> tuple[Change, ...]:
     return tuple(change for change in changes if abs(change.percent) >= 100 * SHIFT * 0.8)
 
 
+@once
 def read_slower(digest: Digest) -> Note | None:
     """The change after which steps take longer, up to the end; in a long run sure only where `slow_job` would be."""
     changes = read_changes(digest)
@@ -373,6 +393,7 @@ def _with_loss(digest: Digest) -> list[LogFact]:
     return with_loss if _count(main[-1]) - reached[1] <= SILENT_LOSSES * max(usual, 1.0) else []
 
 
+@once
 def read_loss_jump(digest: Digest) -> Note | None:
     """The last spike of the loss in the last run of the log."""
     facts = [fact for fact in _with_loss(digest) if fact.loss is not None and isfinite(fact.loss)]

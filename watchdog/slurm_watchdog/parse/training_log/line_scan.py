@@ -71,9 +71,8 @@ class ShapeMemory(msgspec.Struct):
     look: int = 0  # Lines are counted anew in each.
     known: dict[bytes, Shape | None] = msgspec.field(default_factory=dict)  # None: its lines say nothing.
 
-    def telling(self, shapes: Iterable[bytes], needles: Needles, own: tuple[Pattern, ...]) -> dict[bytes, Shape]:
+    def telling(self, wanted: set[bytes], needles: Needles, own: tuple[Pattern, ...]) -> dict[bytes, Shape]:
         """Those of the shapes whose lines may say something."""
-        wanted = set(shapes)
         new = wanted.difference(self.known)
         found = {each: shape for each in wanted - new if (shape := self.known[each]) is not None}
         if not new:
@@ -96,6 +95,7 @@ class Scan(msgspec.Struct):
     errors_left_out: int = 0  # Of these, lines whose like were all errors: at least so many are.
     parsed: int = 0  # Lines that were given to parse_line.
     lines: int = 0  # How many line feeds the block has.
+    shapes: set[bytes] = msgspec.field(default_factory=set)  # Of all its lines.
 
 
 def letters(text: str | bytes) -> bytes:
@@ -184,7 +184,9 @@ def pieces(block: bytes) -> Iterator[bytes]:
 def _scan_piece(piece: bytes, memory: ShapeMemory, found: Scan, own: tuple[Pattern, ...]) -> None:
     shapes, first = _shapes(piece), found.lines
     found.lines += len(shapes) - 1
-    telling = memory.telling(shapes, needles_in_force(), own)
+    of_piece = set(shapes)
+    found.shapes |= of_piece
+    telling = memory.telling(of_piece, needles_in_force(), own)
     if not telling:
         return
     alike: dict[bytes, list[int]] = {shape: [] for shape in telling}
@@ -209,7 +211,8 @@ def _scan_piece(piece: bytes, memory: ShapeMemory, found: Scan, own: tuple[Patte
 
 
 def _shapes(piece: bytes) -> list[bytes]:
-    plain = _ESCAPES.sub(b"", piece) if b"\x1b" in piece else piece
+    has_escapes = b"\x1b" in piece
+    plain = _ESCAPES.sub(b"", piece) if has_escapes else piece
     if b"x" in plain and b"0x" in plain:  # zeros are everywhere: to search for both takes longer than all else
         plain = _ADDRESS.sub(b"", plain)
     if not plain.isascii():
@@ -217,7 +220,7 @@ def _shapes(piece: bytes) -> list[bytes]:
     shapes = letters(plain).split(b"\n")
     if len(piece) > PIECE_BYTES:  # it holds a line longer than itself
         shapes = [shape[:MAX_LINE_BYTES] for shape in shapes]
-    if _TITLE in piece:
+    if has_escapes and _TITLE in piece:
         lines = zip(shapes, piece.split(b"\n"), strict=True)
         shapes = [_TITLE + letters(line)[:MAX_LINE_BYTES] if _TITLE in line else shape for shape, line in lines]
     return shapes

@@ -763,6 +763,14 @@ def test_steps_are_dated_by_the_glances_between_two_looks(tmp_path: Path) -> Non
     assert look(now + 5) == [("2", 4.0), ("cuda_oom", 3.0), ("3", 2.0)]
 
 
+def test_a_glance_does_not_open_a_file_that_was_closed(log: Log) -> None:
+    log.write("step 1/9\n")
+    assert steps(log.read()) == [1]
+    log.tail.close()
+    log.tail.glance(log.now, log.now)
+    assert log.tail.fd == -1
+
+
 def test_secrets_are_masked_in_what_leaves_and_a_line_of_progress_has_no_text() -> None:
     key = "hf_" + "aB3dE5gH7j" * 3
     error, step = f"RuntimeError: CUDA error: {key}", f"step 3/9 {key}"

@@ -116,8 +116,9 @@ class LogFollower:
             self.own, self._seen.known = own, {}
 
     def glance(self, now: float, wall: float) -> None:
-        """Between two looks: whether it has grown, so that its lines are dated more exactly. It is not read."""
-        if self.place is not None and self.place.last_steps:
+        """Between two looks: whether it has grown, so that its lines are dated more exactly. It is not read, and one
+        that is closed stays so."""
+        if self.fd >= 0 and self.place is not None and self.place.last_steps:
             self.refresh(now, wall, self._held)
 
     @property
@@ -162,12 +163,12 @@ class LogFollower:
 
     def drain_events(self) -> tuple[list[Event], int]:
         """The events since the last call, and how many more were left out."""
+        self._seen.look += 1
         if not self._items and not self._rows.rows and not self.left_out:
             return [], 0
         items, left_out = condense(self._items + self._rows.close())
         left_out += self.left_out
         self._items, self.left_out = [], 0
-        self._seen.look += 1
         return [shown(each) for each in items], left_out
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from slurm_watchdog.knowledge.progress_patterns import LONE_LOSS, LONE_LOSS_SHAP
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.timestamps import Clock, Stamp, origin_of, stamp_of
 from slurm_watchdog.parse.training_log.context import Context
-from slurm_watchdog.parse.training_log.line_scan import MAX_LINE_BYTES, ShapeMemory, letters, scan
+from slurm_watchdog.parse.training_log.line_scan import MAX_LINE_BYTES, ShapeMemory, scan
 from slurm_watchdog.parse.training_log.text import LogFact, plain_line
 
 HEAD_LINES = 150
@@ -86,7 +86,8 @@ class Collector:
         self._raw: dict[int, str] = {}
         self._tail: list[tuple[int, str]] = []
         self._facts: list[LogFact] = []
-        self._bytes = 0
+        self.bytes = 0
+        self.first_error: tuple[int, str] | None = None  # (line, text).
         self._left_out = 0
         self._lines = 0
         self._kept_until = 0
@@ -107,6 +108,9 @@ class Collector:
             return first_line + place if numbers is None else numbers[place]
 
         errors = [fact.line for fact in found.facts if fact.kind is EventKind.ERROR]
+        if errors and self.first_error is None:
+            first = next(fact for fact in found.facts if fact.kind is EventKind.ERROR)
+            self.first_error = (number(first.line), first.text)
         telling = [fact for fact in found.facts if fact.kind is not EventKind.ERROR]
         for fact in telling:
             self._add_fact(number(fact.line), self._context.with_context(fact))
@@ -115,14 +119,14 @@ class Collector:
             self._note_lone_losses(data, number)
         count = found.lines + (not data.endswith(b"\n"))
         wanted = self._wanted(count, errors)
-        if self._bytes < SETUP_BYTES:
+        if self.bytes < SETUP_BYTES:
             wanted |= _setup_lines(data)
         if wanted:
             self._keep(data.split(b"\n"), sorted(wanted), number)
         last = _last_lines(data)
         texts = [(number(count - len(last) + at), _text(line)) for at, line in enumerate(last)]
         self._tail = (self._tail + texts)[-TAIL_LINES:]
-        self._bytes += len(data)
+        self.bytes += len(data)
         self._lines = number(count - 1)
 
     def _add_fact(self, number: int, fact: LogFact) -> None:
@@ -334,8 +338,3 @@ def put_on_clock(digest: Digest) -> None:
         digest.begins = at if digest.begins is None else min(digest.begins, at)
         digest.stamped.append((number, at))
     digest.clock = clock.sort
-
-
-def shape(text: str) -> bytes:
-    """Two lines with the same letters are of one sort."""
-    return letters(text)

@@ -211,12 +211,18 @@ def why_unread(source: Source) -> str | None:
 
 
 def digest_of(
-    blocks: Iterable[tuple[bytes, int, Sequence[int] | None]], own: tuple[Pattern, ...], *, markdown: bool
+    blocks: Iterable[tuple[bytes, int, Sequence[int] | None]],
+    own: tuple[Pattern, ...],
+    *,
+    markdown: bool,
+    watch: Callable[[Collector], None] = lambda _: None,
 ) -> Digest:
-    """What is kept of one file, given as blocks: whole lines, the number of the first, of each if they are no row."""
+    """What is kept of one file, given as blocks: whole lines, the number of the first, of each if they are no row.
+    `watch` is called after each block."""
     collector = Collector(markdown=markdown, own=own)
     for data, first_line, numbers in blocks:
         collector.add(data, first_line, numbers)
+        watch(collector)
     return collector.digest()
 
 

@@ -58,7 +58,7 @@ def left_first(run: PastRun, lines: Sequence[LoggedError]) -> RankLocation | Non
 @lru_cache(maxsize=agents.MAX_RUNS_REMEMBERED)
 def _failed_ranks(run: ReportedRun) -> frozenset[int]:
     """The ranks that are reported to have ended with another code than 0; none where reports may be partial."""
-    texts = [line.text for line in run.lines]
+    texts = [line.line for line in run.lines]
     in_tables = frozenset(rank for text in texts if (rank := rank_in_table(text)) is not None)
     if in_tables:
         return _failed_below_torchrun(run, in_tables, texts)
@@ -177,14 +177,15 @@ def _find_cause(run: ReportedRun, table: LogTable) -> tuple[int, Cause] | None:
         if place is None:
             return None
         line = run.lines[place]
-        error = LoggedError(at=0.0, line=line.text)
+        error = LoggedError(at=0.0, line=line.line)
         return place, Cause(
             error=error, pattern=line.pattern, only_consequence=True, followed=followed, from_outside=True
         )
-    lines = enumerate(run.lines)
-    place, line = next((each for each in lines if each[1].number == verdict.line), (0, run.lines[0]))
+    numbers = list(run.numbered())
+    place = numbers.index(verdict.line) if verdict.line in numbers else 0
+    line = run.lines[place]
     cause = Cause(
-        error=LoggedError(at=0.0, line=line.text), pattern=verdict.name, only_consequence=True, followed=followed
+        error=LoggedError(at=0.0, line=line.line), pattern=verdict.name, only_consequence=True, followed=followed
     )
     if verdict.suspected:
         suspects = tuple(

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.text import duration
-from slurm_watchdog.diagnose.logs.digest import Digest, shape
+from slurm_watchdog.diagnose.logs.digest import Digest
 from slurm_watchdog.diagnose.logs.line import Line
 from slurm_watchdog.diagnose.logs.progress import BUSY_SHAPES, RECENT, Note, Progress, main_facts, steps_between
 from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.timestamps import on_scale_of
+from slurm_watchdog.parse.training_log.line_scan import letters
 
 if TYPE_CHECKING:
     from slurm_watchdog.analysis.progress_limit import Limit
@@ -149,8 +150,8 @@ def _interval_by_steps(digest: Digest, progress: Progress) -> float:
 
 def _says_much_new(digest: Digest, line: int) -> bool:
     """Whether lines of many new sorts came after `line`: it does something, although we do not know what."""
-    before = {shape(each.text) for each in digest.lines if each.number <= line}
-    new = {shape(each.text) for each in digest.lines if each.number > line} - before
+    before = {letters(each.text) for each in digest.lines if each.number <= line}
+    new = {letters(each.text) for each in digest.lines if each.number > line} - before
     return len(new) >= BUSY_SHAPES
 
 

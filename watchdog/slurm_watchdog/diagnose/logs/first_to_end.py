@@ -137,7 +137,7 @@ def _earliest(roots: list[Ending]) -> list[Ending]:
 
 def _world(ranks: Ranks, ends: Sequence[Ending]) -> int:
     highest = max([*ranks.seen, *(end.rank for end in ends if end.rank is not None)], default=-1)
-    return ranks.world or max(highest + 1, ranks.closed + _number(_by_whom(ends)))
+    return ranks.world or max(highest + 1, len(ranks.closed) + _number(_by_whom(ends)))
 
 
 def _number(ends: Sequence[Ending]) -> int:

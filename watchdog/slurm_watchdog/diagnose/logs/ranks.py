@@ -65,7 +65,9 @@ class Ranks(msgspec.Struct):
     failures: list[Ending] = msgspec.field(default_factory=list)
     tasks: list[Ending] = msgspec.field(default_factory=list)
     """Slurm's words of tasks that ended, `srun: error: n2: task 5: Segmentation fault`."""
-    closed: int = 0  # Processes that torchrun ended because another one had failed.
+    closed: list[int] = msgspec.field(default_factory=list)  # Processes that torchrun ended for another one's failure.
+    failed: set[int] = msgspec.field(default_factory=set)  # Tasks that ended otherwise than with code 0, as srun says.
+    in_tables: set[int] = msgspec.field(default_factory=set)  # Ranks in torchrun's tables, failed or ended for that.
     seen: set[int] = msgspec.field(default_factory=set)  # Ranks that said anything.
     rank_hosts: dict[int, str] = msgspec.field(default_factory=dict)
     pids: set[tuple[str | None, int]] = msgspec.field(default_factory=set)
@@ -227,20 +229,16 @@ def _read_ends(line: Line, ranks: Ranks) -> None:
     if "srun: error" in line.text:
         task = TASKS_ENDED.search(line.text)
         if task:
-            number = int(task["tasks"]) if task["tasks"].isdecimal() else None
-            several = len(_tasks_in(task["tasks"])) or 1
+            tasks = _tasks_in(task["tasks"])
             how = Ending(host=task["host"], code=code_in_words(task["what"]), line=line.number, what=task["what"])
-            how.task, how.number = number, several
+            how.task, how.number = int(task["tasks"]) if task["tasks"].isdecimal() else None, len(tasks) or 1
             ranks.tasks.append(how)
-    ranks.closed += "closing signal" in line.text and closed_by_torchrun(line.text) is not None
-
-
-def tasks_that_failed(text: str) -> tuple[int, ...]:
-    """The tasks of which this line of srun's says that they ended otherwise than with exit code 0."""
-    found = TASKS_ENDED.search(text) if "srun: error" in text else None
-    if found is None or found["what"].endswith("exit code 0"):
-        return ()
-    return _tasks_in(found["tasks"])
+            if not task["what"].endswith("exit code 0"):
+                ranks.failed.update(tasks)
+    if "closing signal" in line.text and (closed := _CLOSED.search(line.text)) is not None:
+        ranks.closed.append(int(closed["pid"]))
+    if "local_rank: " in line.raw and (row := _IN_TABLE.search(line.raw)) is not None:
+        ranks.in_tables.add(int(row["rank"]))
 
 
 def _tasks_in(text: str) -> tuple[int, ...]:
@@ -252,18 +250,6 @@ def _tasks_in(text: str) -> tuple[int, ...]:
             return ()
         tasks += range(int(first), int(last or first) + 1)
     return tuple(tasks)
-
-
-def rank_in_table(text: str) -> int | None:
-    """The rank of which this line of torchrun's table of failures tells that it failed, or was ended for that."""
-    found = _IN_TABLE.search(text)
-    return None if found is None else int(found["rank"])
-
-
-def closed_by_torchrun(text: str) -> int | None:
-    """The process that torchrun ends because another one failed."""
-    found = _CLOSED.search(text)
-    return None if found is None else int(found["pid"])
 
 
 def _read_tables(lines: Iterable[Line]) -> Iterable[Ending]:

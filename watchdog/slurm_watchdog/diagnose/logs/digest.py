@@ -32,10 +32,12 @@ MAX_KEPT = 60_000
 MAX_LATE = 20_000  # Of the kept lines so many are kept for what comes last, when the first ones have taken the others.
 ERRORS_IN_FULL = 6_000
 STEPS_IN_FULL = 1_500
+CLOSELY, AT_END = 100, 60
+"""Of further lines with steps so many are parsed in each piece of the last block, where the run ended, and of these so
+many at its end; in the blocks before one."""
 MAX_FACTS = 120_000
 MAX_STEP = 1 << 53
 MOST_EXCERPTS = 60  # More have no one's patience, and each is judged.
-SETUP_BYTES = 4 * 1024**2  # So far from the beginning a log is searched for the size of the job.
 TRIES_OF_BLOCK, MAX_TRIES = 200, 5000
 """Lines that are searched for a time behind the last line that tells anything, if that has none."""
 SEEN_BYTES = 400  # A line's time stands within its first characters.
@@ -86,7 +88,8 @@ class Collector:
         self._raw: dict[int, str] = {}
         self._tail: list[tuple[int, str]] = []
         self._facts: list[LogFact] = []
-        self.bytes = 0
+        self.bytes = 0  # That were given.
+        self._next: tuple[bytes, int, Sequence[int] | None] = (b"", 1, None)
         self.first_error: tuple[int, str] | None = None  # (line, text).
         self._left_out = 0
         self._lines = 0
@@ -100,7 +103,17 @@ class Collector:
 
     def add(self, data: bytes, first_line: int, numbers: Sequence[int] | None = None) -> None:
         """`numbers`: of each line of `data` its number in the file, where these are not counted from `first_line`."""
-        data, numbers = unwrapped(data, first_line, numbers)
+        self._read_next(closely=False)
+        self._next = (data, first_line, numbers)
+        self.bytes += len(data)
+
+    def _read_next(self, *, closely: bool) -> None:
+        """Takes the facts of the block before; which one is the last shows when another one comes, or none."""
+        if not self._next[0]:
+            return
+        self._seen.evenly, self._seen.at_end = (CLOSELY, AT_END) if closely else (1, 0)
+        data, numbers = unwrapped(*self._next)
+        first_line, self._next = self._next[1], (b"", 1, None)
         found = scan(data, self._seen, self._own)
         self._left_out += found.errors_left_out
 
@@ -119,14 +132,13 @@ class Collector:
             self._note_lone_losses(data, number)
         count = found.lines + (not data.endswith(b"\n"))
         wanted = self._wanted(count, errors)
-        if self.bytes < SETUP_BYTES:
+        if not self._lines:
             wanted |= _setup_lines(data)
         if wanted:
             self._keep(data.split(b"\n"), sorted(wanted), number)
         last = _last_lines(data)
         texts = [(number(count - len(last) + at), _text(line)) for at, line in enumerate(last)]
         self._tail = (self._tail + texts)[-TAIL_LINES:]
-        self.bytes += len(data)
         self._lines = number(count - 1)
 
     def _add_fact(self, number: int, fact: LogFact) -> None:
@@ -184,6 +196,8 @@ class Collector:
             self._raw[at] = text if at not in self._raw or len(text.strip()) > 0 else self._raw[at]
 
     def digest(self) -> Digest:
+        """What was kept."""
+        self._read_next(closely=True)
         raw = dict(self._raw)
         for number, text in self._tail:
             raw.setdefault(number, text)

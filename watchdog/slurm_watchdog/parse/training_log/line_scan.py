@@ -68,6 +68,7 @@ class ShapeMemory(msgspec.Struct):
     errors_in_full: int = IN_FULL
     steps_in_full: int = STEPS_IN_FULL
     evenly: int = EVENLY
+    at_end: int = 2  # Lines of one shape that are parsed at a piece's end, beside the last of these.
     look: int = 0  # Lines are counted anew in each.
     known: dict[bytes, Shape | None] = msgspec.field(default_factory=dict)  # None: its lines say nothing.
 
@@ -233,7 +234,7 @@ def _parse_alike(
         shape.look, shape.parsed = memory.look, 0
     is_rare = shape.rows.signatures or (not is_usual and (shape.tells or not shape.is_barren))
     in_full = max(memory.steps_in_full, memory.errors_in_full if is_rare else 0)
-    chosen, before = _chosen(places, max(0, in_full - shape.parsed), memory.evenly), found.parsed
+    chosen, before = _chosen(places, max(0, in_full - shape.parsed), memory), found.parsed
     facts: list[LogFact] = []
     for at, count in chosen:
         if not shape.tells and shape.parsed >= BARREN and at != chosen[-1][0]:
@@ -275,16 +276,17 @@ def _parse_between(
             yield fact
 
 
-def _chosen(places: list[int], in_full: int, evenly: int) -> list[tuple[int, int]]:
+def _chosen(places: list[int], in_full: int, memory: ShapeMemory) -> list[tuple[int, int]]:
     """Which lines of one shape are parsed, and for how many each stands: the first ones, of the others an even choice,
-    and the last three, for a loss that comes back now and then must not look like one that lasts."""
-    if len(places) <= in_full + evenly:
+    and the last ones, for a loss that comes back now and then must not look like one that lasts."""
+    at_end = min(memory.at_end, memory.evenly - 1)
+    evenly = memory.evenly - at_end  # The last of them is one of the last three.
+    if len(places) <= in_full + memory.evenly:
         return [(at, 1) for at in places]
-    last = min(2, evenly - 1)  # The third of them is the last one of the even choice.
-    others, evenly = places[in_full : len(places) - last], evenly - last
+    others = places[in_full : len(places) - at_end]
     ends = [(place + 1) * len(others) // evenly for place in range(evenly)]
     even = [(others[end - 1], end - begin) for begin, end in zip([0, *ends], ends, strict=False)]
-    return [(at, 1) for at in places[:in_full]] + even + [(at, 1) for at in places[len(places) - last :]]
+    return [(at, 1) for at in places[:in_full]] + even + [(at, 1) for at in places[len(places) - at_end :]]
 
 
 def with_needle(shapes: set[bytes], needles: tuple[bytes, ...]) -> set[bytes]:

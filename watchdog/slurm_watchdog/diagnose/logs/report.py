@@ -19,6 +19,7 @@ from slurm_watchdog.diagnose.logs.no_error import STILL_TRAINS, notes_of
 from slurm_watchdog.diagnose.logs.ranks import Ranks, read_ranks
 from slurm_watchdog.diagnose.logs.silence import last_words, read_silence
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError, find_errors
+from slurm_watchdog.diagnose.logs.unexplained_end import LAST_CHOICE
 from slurm_watchdog.diagnose.logs.verdict import TOLD_TO_END, find_verdict
 from slurm_watchdog.knowledge.frameworks import recognise, what_to_do
 from slurm_watchdog.knowledge.limits import PhaseLimits
@@ -291,6 +292,6 @@ def _judge_excerpts(path: str, digest: Digest, settings: Settings) -> RunReport:
     errors = [error for part in parts for error in part.sources[0].errors]
     for error in errors:
         if error.role == "cause" and error.line != found[0].line:
-            error.role = "cascade"
+            error.role = "teardown" if error.name in LAST_CHOICE else "cascade"
     whole = Source(path, digest, runs.read_progress(digest), errors)
     return RunReport([whole], read_ranks(digest.lines), found[0] if found else None, found)

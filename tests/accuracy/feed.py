@@ -38,9 +38,9 @@ class Reader:
                 items, open_rows = found.setdefault((job_id, stream), []), rows.setdefault((job_id, stream), StepRows())
                 age_s = said.at - at if said.dated else 0.0
                 if fact.kind is EventKind.PROGRESS:
-                    items += open_rows.add(line, fact, age_s, 1)
+                    items += open_rows.add(fact, age_s)
                 else:
-                    items += [*open_rows.close(), make_event(line, fact, age_s)]
+                    items += [*open_rows.close(), make_event(fact, age_s)]
         events: list[Event] = []
         dropped = 0
         for (job_id, stream), items in found.items():

@@ -301,7 +301,7 @@ def key_in_an_error_line(stage: Stage) -> bool:
     line = f"requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://x.example/v1?api_key={key}"
     fact = parse_line(line)
     assert fact is not None and fact.kind is EventKind.ERROR
-    return key in str(log_file.shown(log_file.make_event(line, fact, 0.0)))
+    return key in str(log_file.shown(log_file.make_event(fact, 0.0)))
 
 
 def kernel_line_of_a_name(stage: Stage) -> bool:

@@ -666,7 +666,7 @@ def test_lines_do_not_depend_on_how_the_bytes_were_cut(chunks: list[bytes]) -> N
 
 def test_a_loss_that_is_no_number_is_said_so_that_json_can_carry_it() -> None:
     lines = ("iteration 7/ 10 | lm loss: nan |", "iteration 8/ 10 | lm loss: 2.5 |", "iteration 9/ 10 |")
-    items = [make_event(line, fact, 0.0) for line in lines if (fact := parse_line(line)) is not None]
+    items = [make_event(fact, 0.0) for line in lines if (fact := parse_line(line)) is not None]
     said = [(item.loss, item.loss_is_no_number) for item in items]
     assert said == [(None, True), (2.5, False), (None, False)]
 
@@ -679,7 +679,7 @@ def row_of(lines: Iterable[str]) -> list[Event]:
     for line in lines:
         fact = parse_line(line)
         assert fact is not None
-        found += rows.add(line, fact, 0.0, 1)
+        found += rows.add(fact, 0.0)
     return found + rows.close()
 
 
@@ -710,9 +710,7 @@ def test_a_loss_that_comes_back_now_and_then_never_looks_like_one_that_lasts(eac
         steps = range(look * lines + 1, (look + 1) * lines + 1)
         text = "".join(f"step {n}/100000 loss: {9 if n % each == 0 else 2}\n" for n in steps)
         memory.look = look
-        found = scan(text.encode(), memory)
-        events = [event for (line, fact), count in zip(found.facts, found.stand_for, strict=True)
-                  for event in rows.add(line, fact, 0.0, count)]  # fmt: skip
+        events = [event for fact in scan(text.encode(), memory).facts for event in rows.add(fact, 0.0)]
         kept += [seen.loss or 0.0 for event in (*events, *rows.close()) for seen in lines_of(event)]
     assert 9.0 in kept and all(2.0 in run for run in zip(kept, kept[1:], kept[2:], strict=False))
 
@@ -765,11 +763,19 @@ def test_steps_are_dated_by_the_glances_between_two_looks(tmp_path: Path) -> Non
     assert look(now + 5) == [("2", 4.0), ("cuda_oom", 3.0), ("3", 2.0)]
 
 
+def test_a_glance_does_not_open_a_file_that_was_closed(log: Log) -> None:
+    log.write("step 1/9\n")
+    assert steps(log.read()) == [1]
+    log.tail.close()
+    log.tail.glance(log.now, log.now)
+    assert log.tail.fd == -1
+
+
 def test_secrets_are_masked_in_what_leaves_and_a_line_of_progress_has_no_text() -> None:
     key = "hf_" + "aB3dE5gH7j" * 3
     error, step = f"RuntimeError: CUDA error: {key}", f"step 3/9 {key}"
     for line in (error, step):
         fact = parse_line(line)
         assert fact is not None
-        assert key not in str(shown(make_event(line, fact, 0.0)))
-    assert shown(make_event(step, fact, 0.0)).line == ""
+        assert key not in str(shown(make_event(fact, 0.0)))
+    assert shown(make_event(fact, 0.0)).line == ""

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from slurm_watchdog.agent.evidence.last_lines import clean_end
 from slurm_watchdog.agent.evidence.last_lines import parse_record as parse_kernel_record
@@ -68,7 +69,7 @@ def agent_texts(text: str) -> dict[str, Any]:
     kernel = f"EXT4-fs error (device sda1): ext4_lookup: comm {text}"
     fact_of_kernel = parse_message(kernel, 3)
     return {
-        "error line": shown(make_event(f"RuntimeError: {text}", fact, 1.0)).line,
+        "error line": shown(make_event(replace(fact, text=f"RuntimeError: {text}"), 1.0)).line,
         "log line": clean_end(f"before\n{text}\nafter\n".encode(), whole=True),
         "frames": parse_dump(json.dumps([thread]).encode()),
         "variables": parse_settings(b"TORCH_EXTRA=" + text.encode() + b"\0NCCL_SOCKET_IFNAME=eth0\0"),

@@ -297,6 +297,14 @@ def test_a_text_in_which_nothing_was_recognised_is_no_good_news(tmp_path: Path, 
     assert (rows[0]["healthy"], looks in rows[0]["unread"]) == (None, True)
 
 
+def test_of_a_long_file_the_first_error_is_told_before_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(STEPS + "RuntimeError: CUDA error: unspecified launch failure\n" + "nothing to see here\n" * 300_000)
+    result = run("--json", log)
+    assert f"train.log, line {STEPS.count(chr(10)) + 1}, the first error so far: RuntimeError: CUDA" in result.stderr
+    assert json.loads(result.stdout)["files"][0]["verdict"]["class"] == "cuda_error"
+
+
 def test_a_rank_whose_file_is_not_here_is_not_said_to_be_silent(tmp_path: Path) -> None:
     paths = [tmp_path / "rank0_missing" / f"rank_{rank}.log" for rank in range(1, 8)]
     paths[0].parent.mkdir()

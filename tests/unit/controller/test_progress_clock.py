@@ -323,8 +323,10 @@ def test_the_size_of_a_batch_is_what_the_line_says_or_what_was_consumed_since(li
     for step in range(1, 21):
         batch = 512 if step <= 10 else 768
         consumed += batch
-        fact = LogFact(kind=EventKind.PROGRESS, pattern="step_of", step=step)
-        said = make_event(line.format(s=step, b=batch, c=consumed), fact, 0.0)
+        fact = LogFact(
+            kind=EventKind.PROGRESS, pattern="step_of", step=step, text=line.format(s=step, b=batch, c=consumed)
+        )
+        said = make_event(fact, 0.0)
         feed(clocks, [said], at=10.0 * step)
     (clock,) = clocks.values()
     assert list(dict.fromkeys(each.batch for each in clock.times if each.batch is not None)) == sizes

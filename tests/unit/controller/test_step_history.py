@@ -105,7 +105,7 @@ def clock_of(lines: Iterable[str], look_s: float = 5.0, in_one_look: int = 7) ->
     for number, line in enumerate(lines):
         fact = parse_line(line)
         assert fact is not None
-        event = replace(make_event(line, fact, 0.0), job_id="1", source="/log")
+        event = replace(make_event(fact, 0.0), job_id="1", source="/log")
         apply_step(clocks, event, look_s * (number // in_one_look))
     found = main_clock(clocks)
     assert found is not None

@@ -58,7 +58,7 @@ def summary(lines: tuple[str, ...], age_s: float, where: tuple[str, ...]) -> str
     for line in lines:
         fact = parse_line(line)
         assert fact is not None, line
-        event = replace(make_event(line, fact, 0.0), job_id="7", source="/log")
+        event = replace(make_event(fact, 0.0), job_id="7", source="/log")
         errors.append(ErrorLine(node="n1", age_s=age_s, event=event))
     view = job(progress=progress(STEP_AGE_S), snapshots=still(RECV, RECV, where, RECV), errors=tuple(errors))
     (found,) = detect(cluster(view), CollectiveHang())

@@ -26,6 +26,23 @@ def test_a_log_gives_its_verdict(text: str, expected: tuple[str, int | None, str
     assert verdict_of(text) == expected
 
 
+@pytest.mark.parametrize(
+    ("kind", "losses"),
+    [
+        ("loss_spike", dict.fromkeys(range(7941, 7961), 5.0)),
+        ("loss_nan", dict.fromkeys(range(7996, 8001), float("nan"))),
+        (None, dict.fromkeys(range(10, 8001, 10), 5.0)),
+        (None, dict.fromkeys(range(10, 8001, 10), float("nan"))),
+    ],
+)
+def test_what_a_long_log_ends_with_is_seen_although_most_of_its_steps_are_not_read(
+    kind: str | None, losses: dict[int, float]
+) -> None:
+    text = "".join(f"iteration {n}/ 90000 | lm loss: {losses.get(n, 2 + n % 7 / 100)} |\n" for n in range(1, 8001))
+    found = verdict_of(text)
+    assert (found and found[0]) == kind
+
+
 NOISE = (
     "n1:77:78 [0] NCCL INFO Channel 00/24 : 0 1 2 3",
     "loading shard 3 of 8",

@@ -23,7 +23,7 @@ WHOLE = Path(__file__).parents[2] / "captures/logs" / "whole"
 def facts_of(text: str) -> list[LogFact]:
     context = Context()
     found = scan(LineBuffer().feed(text.encode() + b"\n"), ShapeMemory(steps_in_full=10**6))
-    return [context.with_context(fact) for _, fact in found.facts]
+    return [context.with_context(fact) for fact in found.facts]
 
 
 def steps_of(text: str) -> list[int]:

@@ -71,10 +71,10 @@ def test_a_line_with_any_number_raises_nothing_and_fits_into_a_report(line: str)
     facts = [
         parse_line(line),
         parse_line(line, ROWS),
-        *(fact for _, fact in scan(line.encode() + b"\n", own=OWN).facts),
+        *scan(line.encode() + b"\n", own=OWN).facts,
     ]
     for fact in filter(None, facts):
-        event = replace(make_event(line, fact, 1.0), job_id="1", source="/log")
+        event = replace(make_event(fact, 1.0), job_id="1", source="/log")
         report = Report(node="n1", boot_id="b", agent_id="a", sequence=1, events=(event,))
         (told,) = decode_report(encode_report(report)).events
         if told.step is not None or told.count is not None:

@@ -30,7 +30,7 @@ def counts(line: Callable[[int], str], lines: int = 40, every_s: float = 12.0, l
             found += learner.feed(("\n".join(waiting) + "\n").encode(), at)
             waiting = []
         at += look_s
-    return [fact.count or 0.0 for _, fact in found]
+    return [fact.count or 0.0 for fact in found]
 
 
 @pytest.mark.parametrize(

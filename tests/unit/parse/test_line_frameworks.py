@@ -68,8 +68,8 @@ def test_a_whole_log_says_what_its_lines_say(path: Path) -> None:
     lines = [capture for capture in ALL if capture.place.startswith(f"{path.name}:")]
     facts = scan("\n".join(capture.line for capture in lines).encode()).facts
     expected = [capture for capture in lines if capture.expected != "-"]
-    assert [line for line, _ in facts] == [capture.line for capture in expected]
-    for (_, fact), capture in zip(facts, expected, strict=True):
+    assert [fact.text for fact in facts] == [capture.line for capture in expected]
+    for fact, capture in zip(facts, expected, strict=True):
         check(fact, capture.expected)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from slurm_watchdog.knowledge.log_signatures import HARMLESS, HARMLESS_NEEDLES, SIGNATURES
 from slurm_watchdog.knowledge.progress_patterns import (
@@ -38,13 +39,12 @@ from slurm_watchdog.parse.training_log.line_scan import (
 )
 from slurm_watchdog.parse.training_log.text import LogFact, has_needle
 
-Facts = list[tuple[str, LogFact]]
 
-
-def line_by_line(block: bytes) -> Facts:
+def line_by_line(block: bytes) -> list[LogFact]:
     """The slow way: every line through every row."""
     lines = [line[:8192].decode("utf-8", errors="replace") for line in block.split(b"\n")]
-    return [(line, fact) for line in lines if (fact := parse_line(line)) is not None]
+    facts = [parse_line(line) for line in lines]
+    return [replace(fact, line=at) for at, fact in enumerate(facts) if fact is not None]
 
 
 REAL = [
@@ -162,10 +162,10 @@ def test_of_a_cascade_a_bounded_part_is_parsed_and_the_rest_counted() -> None:
     found = scan(b"\n".join(lines))
     assert found.parsed < 3_000
     assert found.left_out + len(found.facts) == 100_000
-    assert "disk_full" in {fact.pattern for _, fact in found.facts}
-    assert found.facts[0][0].encode() == lines[0]
-    assert [fact.rank for _, fact in found.facts[:IN_FULL]] == list(range(IN_FULL))
-    assert found.facts[-1][0].encode() == lines[-1]
+    assert "disk_full" in {fact.pattern for fact in found.facts}
+    assert found.facts[0].text.encode() == lines[0]
+    assert [fact.rank for fact in found.facts[:IN_FULL]] == list(range(IN_FULL))
+    assert found.facts[-1].text.encode() == lines[-1]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_lines_that_were_not_parsed_count_as_errors_only_where_those_of_their_sh
 
 def test_of_nothing_but_progress_the_first_the_last_and_an_even_choice_are_parsed() -> None:
     found = scan(b"".join(b"step %d/100000 | loss: %.3f |\n" % (n, 1 / (n + 1)) for n in range(100_000)))
-    steps = [fact.step or 0 for _, fact in found.facts]
+    steps = [fact.step or 0 for fact in found.facts]
     assert (steps[0], steps[-1]) == (0, 99_999)
     assert steps == sorted(steps)
     assert max(b - a for a, b in pairwise(steps)) <= PIECE_BYTES / 25 / (line_scan.EVENLY - 2) + 1
@@ -218,7 +218,7 @@ def test_no_needle_holds_an_address_or_begins_like_the_end_of_one() -> None:
 
 def test_a_line_of_megabytes_is_one_line() -> None:
     block = b"y" * 3_000_000 + b"\nstep 5/10\n" + b"z" * 300_000
-    assert [fact.step for _, fact in scan(block).facts] == [5]
+    assert [fact.step for fact in scan(block).facts] == [5]
 
 
 def test_lines_that_say_nothing_are_not_parsed() -> None:
@@ -227,7 +227,7 @@ def test_lines_that_say_nothing_are_not_parsed() -> None:
 
 
 def test_rows_say_which_kind_a_fact_is() -> None:
-    assert [fact.kind for _, fact in scan(b"step 5/10\nsaving checkpoint\nMemoryError\n").facts] == [
+    assert [fact.kind for fact in scan(b"step 5/10\nsaving checkpoint\nMemoryError\n").facts] == [
         EventKind.PROGRESS,
         EventKind.PHASE,
         EventKind.ERROR,
@@ -259,8 +259,8 @@ def test_losses_that_are_read_one_after_the_other_have_no_better_one_between_the
     losses = [loss for loss, times in runs for _ in range(times)]
     block = "".join(f"iteration {at}/ 900 | lm loss: {loss} |\n" for at, loss in enumerate(losses)).encode()
     found = scan(block, ShapeMemory(steps_in_full=2, evenly=4))
-    for (place, (_, one)), (later, (_, two)) in pairwise(zip(found.places, found.facts, strict=True)):
+    for one, two in pairwise(found.facts):
         if not math.isfinite(one.loss or 0.0) and not math.isfinite(two.loss or 0.0):
-            assert "2.5" not in losses[place:later]
-    assert found.places[-1] == len(losses) - 1
-    assert sum(found.stand_for) == len(losses)
+            assert "2.5" not in losses[one.line : two.line]
+    assert found.facts[-1].line == len(losses) - 1
+    assert sum(fact.stands_for for fact in found.facts) == len(losses)

@@ -100,16 +100,16 @@ def test_site_pattern_with_an_invalid_number_gives_no_fact(line: str) -> None:
 def test_a_whole_log_is_read_with_them() -> None:
     block = "".join(f"it {n} L=2.{n} t=0.5s\nsaving checkpoint\nnothing\n" for n in range(20)).encode()
     facts = scan(block, own=compile_patterns([OURS])).facts
-    assert [fact.step for _, fact in facts if fact.pattern == "own_1"] == list(range(20))
-    assert sum(fact.pattern == "saving" for _, fact in facts) == 20
-    assert {fact.pattern for _, fact in scan(block).facts} == {"saving"}
+    assert [fact.step for fact in facts if fact.pattern == "own_1"] == list(range(20))
+    assert sum(fact.pattern == "saving" for fact in facts) == 20
+    assert {fact.pattern for fact in scan(block).facts} == {"saving"}
 
 
 def test_of_a_flood_that_they_match_a_bounded_part_is_read() -> None:
     block = "".join(f"it {n} L=2.5 t=0.5s\n" for n in range(50_000)).encode()
     found = scan(block, own=compile_patterns([OURS]))
     assert found.parsed < 1000
-    assert found.facts[-1][1].step == 49_999
+    assert found.facts[-1].step == 49_999
 
 
 def test_only_so_many_are_used() -> None:

@@ -151,7 +151,7 @@ def sort_of(path: str) -> str:
     if is_kernel_log(text.splitlines()):
         return KERNEL
     digest = digest_of([(text.encode(errors="replace"), 1, None)], (), markdown=True)
-    is_log = digest.facts or find_errors(digest.lines, digest.segments)
+    is_log = digest.facts or find_errors(digest.lines)
     return STACKS if is_archive(data) or (not is_log and parse_stacks(text)) else LOGS
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from slurm_watchdog.cli import options
 from slurm_watchdog.cli.options import Answer, Asked, Refusal, command, configured, warn
 from slurm_watchdog.cli.terminal import show
+from slurm_watchdog.diagnose.logs.digest import Collector
 from slurm_watchdog.diagnose.logs.report import Settings, digest_of, judge_jobs
 from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.parse import given_files
 from slurm_watchdog.parse.kernel_log import is_kernel_log
-from slurm_watchdog.parse.text_input import read_file
+from slurm_watchdog.parse.text_input import BLOCK_BYTES, read_file
 from slurm_watchdog.parse.timestamps import parse_time
+from slurm_watchdog.parse.training_log.text import clean_line
+
+TOLD_EVERY_BYTES = 512 * 1024**2  # Some seconds.
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
@@ -80,7 +84,8 @@ def read_logs(files: Sequence[str], config: Config | None, at: str | None = None
         settings = Settings(config.detectors.of(CollectiveHang), own)
     read = {}
     for path in dict.fromkeys(files):
-        take = partial(digest_of, own=settings.own, markdown=given_files.may_be_markdown(path))
+        markdown = given_files.may_be_markdown(path)
+        take = partial(digest_of, own=settings.own, markdown=markdown, watch=_tell_of_long(path))
         read[path] = read_file(path, take, only_text=True)
         if problem := read[path][1]:
             warn(problem)
@@ -100,6 +105,24 @@ def read_logs(files: Sequence[str], config: Config | None, at: str | None = None
 
     code = options.EXIT_USAGE if blind or unread else found
     return Answer({"files": [row for mine in rows for row in mine]}, show_all, code)
+
+
+def _tell_of_long(path: str) -> Callable[[Collector], None]:
+    """Of a file that takes its time: the first line that looks like an error once it is read, and how far it is."""
+    told_bytes, told_error = BLOCK_BYTES, False
+
+    def watch(seen: Collector) -> None:
+        nonlocal told_bytes, told_error
+        if seen.bytes <= BLOCK_BYTES:
+            return  # most files end here, with their verdict
+        if seen.first_error is not None and not told_error:
+            told_error = True
+            warn(f"{path}, line {seen.first_error[0]}, the first error so far: {clean_line(seen.first_error[1])}")
+        if seen.bytes >= told_bytes + TOLD_EVERY_BYTES:
+            told_bytes = seen.bytes
+            warn(f"{path}: {seen.bytes / 1e6:.0f} MB read")
+
+    return watch
 
 
 def read_kernel_logs(paths: Sequence[str]) -> Answer:

@@ -11,6 +11,8 @@ import signal
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.entries import Fields, read_shipped
@@ -59,24 +61,46 @@ def code_in_words(text: str) -> int | None:
 _CODE = late_regex(r"\b[Ee]xit(?:ed with exit)? code (?P<code>\d{1,3})\b")
 
 
-class Ending(Struct):
-    """What one line says of a process that ended; None: it does not say."""
+class Ending(msgspec.Struct):
+    """A process that ended, as a launcher, a shell or Slurm says it in a line, a box or a table; None: not said."""
 
     rank: int | None = None
     local: int | None = None
-    pid: int | None = None
+    pid: str | None = None
     host: str | None = None
     code: int | None = None  # As Python writes it: below 0 the number of a signal.
-    each: bool = False
+    each: bool = False  # It is written of each process that ended, in any order.
+    line: int = 0
+    end: int = 0  # Its last line: between, its traceback may stand.
+    at: float | None = None
+    root: bool = False  # Its launcher says that it was the first one that failed.
+    alone: bool = False  # No launcher says who was the first one.
+    what: str = ""  # Slurm's words, where it is Slurm that says so, `Exited with exit code 1`,
+    task: int | None = None  # of this task, or of several:
+    number: int = 1
 
     @property
     def signal(self) -> int | None:
         return -self.code if self.code is not None and self.code < 0 else None
 
     @property
+    def named(self) -> bool:
+        """Whether anything tells one process from another."""
+        return self.rank is not None or self.local is not None or self.host is not None
+
+    @property
+    def out_of_memory(self) -> bool:
+        return self.what.startswith("Out Of Memory")
+
+    @property
     def row(self) -> str | None:
-        """The row of the signatures that its signal stands for; None: it was none, or one with no row."""
-        return CLASSES.get(self.signal) if self.signal is not None else None
+        """The row of the signatures that the way it ended stands for, if it was no ordinary exit."""
+        return "oom_kill" if self.out_of_memory else CLASSES.get(self.signal) if self.signal is not None else None
+
+    @property
+    def name(self) -> str:
+        """The same, and for an ordinary exit the row of whoever says so."""
+        return self.row or ("task_exit" if self.what else "launcher")
 
     @property
     def first_hand(self) -> bool:
@@ -84,8 +108,15 @@ class Ending(Struct):
         return self.signal in FIRST_HAND
 
     @property
+    def explains(self) -> bool:
+        """Whether how it ended is a cause by itself, and nothing that a lost peer brings about."""
+        return self.first_hand or self.name == "abort"
+
+    @property
     def words(self) -> str:
         """`was killed (SIGKILL)`, `exited with code 1`; `ended` where the line does not say how."""
+        if self.out_of_memory:
+            return "was killed: out of memory"
         if self.code is None:
             return "ended"
         if self.signal is None:
@@ -140,7 +171,7 @@ def ending_of(text: str) -> Ending | None:
     return Ending(
         rank=_number(groups.get("rank")),
         local=_number(groups.get("local")),
-        pid=_number(groups.get("pid")),
+        pid=groups.get("pid"),
         host=groups.get("host"),
         code=code,
         each=row.each,

@@ -170,7 +170,11 @@ STEP_SECONDS: tuple[tuple[str, re.Pattern[str]], ...] = (
         )
     ),
 )  # fmt: skip
-LONE_LOSS_NEEDLES = (b"loss/train/total: ", b"train/CrossEntropyLoss=", b"train/CE loss=")
+LONE_LOSS_SHAPES = (
+    b"losstraintotal",
+    b"traincrossentropyloss",
+    b"trainceloss",
+)  # As shapes have them: see line_scan.letters.
 LONE_LOSS = late_regex(rb"(?:loss/train/total: |train/CrossEntropyLoss=|train/CE loss=) {0,8}([-+.\w]{1,24})")
 """Composer (LLM Foundry) and OLMo write the loss in a line of its own, below the one that counts."""
 

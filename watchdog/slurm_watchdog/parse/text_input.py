@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from importlib import import_module
+from itertools import pairwise
 from typing import IO, Any, NamedTuple, TypeVar
 
 from slurm_watchdog.base.late_regex import late_regex
@@ -263,8 +264,8 @@ def _block(data: bytes, number: int) -> Block:
     glued = _places_of_glue(data)
     if b"\r" not in data and not glued:
         return Block(data, number)
-    for place in reversed(glued):
-        data = data[:place] + b"\r" + data[place:]
+    if glued:
+        data = b"\r".join(data[begin:end] for begin, end in pairwise([0, *glued, len(data)]))
     numbers = array("q")
     for line in data.split(b"\n"):
         numbers.extend([number] * (line.count(b"\r") + 1))
@@ -275,9 +276,9 @@ def _block(data: bytes, number: int) -> Block:
 def _places_of_glue(data: bytes) -> list[int]:
     """Where another writer's line begins behind one that has no end of its own, such as a bar that is drawn."""
     places: set[int] = set()
-    if b"/s" in data or b"s/" in data:
-        for match in _BEHIND_BRACKET.finditer(data):
-            bracket = match.start()
+    brackets = [match.start() for match in _BEHIND_BRACKET.finditer(data)]
+    if brackets and (b"/s" in data or b"s/" in data):  # there are seldom any, and to look for these takes longer
+        for bracket in brackets:
             bar = data[max(0, bracket - _BAR_BYTES, data.rfind(b"\n", 0, bracket) + 1) : bracket]
             if (b"/s" in bar or b"s/" in bar) and _BAR_ENDS.search(bar):
                 places.add(bracket + 1)

@@ -148,7 +148,7 @@ class JobNodes:
         counts: dict[str, float] = {}
         strides: dict[str, float] = {}  # From the last but one of these lines to the last.
         line_s: float | None = None
-        for _, fact in scan(text.encode()).facts:
+        for fact in scan(text.encode()).facts:
             count = fact.count if fact.step is None else float(fact.step)
             if count is None or fact.initial:
                 continue

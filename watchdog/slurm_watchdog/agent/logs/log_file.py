@@ -116,8 +116,9 @@ class LogFollower:
             self.own, self._seen.known = own, {}
 
     def glance(self, now: float, wall: float) -> None:
-        """Between two looks: whether it has grown, so that its lines are dated more exactly. It is not read."""
-        if self.place is not None and self.place.last_steps:
+        """Between two looks: whether it has grown, so that its lines are dated more exactly. It is not read, and one
+        that is closed stays so."""
+        if self.fd >= 0 and self.place is not None and self.place.last_steps:
             self.refresh(now, wall, self._held)
 
     @property
@@ -162,12 +163,12 @@ class LogFollower:
 
     def drain_events(self) -> tuple[list[Event], int]:
         """The events since the last call, and how many more were left out."""
+        self._seen.look += 1
         if not self._items and not self._rows.rows and not self.left_out:
             return [], 0
         items, left_out = condense(self._items + self._rows.close())
         left_out += self.left_out
         self._items, self.left_out = [], 0
-        self._seen.look += 1
         return [shown(each) for each in items], left_out
 
     def close(self) -> None:
@@ -350,7 +351,9 @@ class LogFollower:
             self._recognise(whole)
             self.seats.feed(whole)
             found = scan(whole, self._seen, self.own)
-            ages_s = self._ages_s(whole, found.places, now, self.place.position - len(self.place.lines.pending))
+            ages_s = self._ages_s(
+                whole, [fact.line for fact in found.facts], now, self.place.position - len(self.place.lines.pending)
+            )
             if self._learner is not None:
                 self._learn(self._learner, found, ages_s, whole, now)
             self._gather(found, ages_s)
@@ -363,15 +366,14 @@ class LogFollower:
 
     def _learn(self, learner: Learner, found: Scan, ages_s: list[float], whole: bytes, now: float) -> None:
         """Looks for progress of an unknown format, until the file has shown a known one."""
-        self._known += sum(fact.kind is EventKind.PROGRESS for _, fact in found.facts)
+        self._known += sum(fact.kind is EventKind.PROGRESS for fact in found.facts)
         if self._known >= KNOWN_AFTER:
             self._learner = None
             return
         age_s = now - self._marks[0][0] if self._marks else 0.0
-        for line, fact in learner.feed(whole, now - age_s):
-            found.facts.append((line, fact))
-            found.stand_for.append(1)
-            ages_s.append(age_s)
+        learnt = learner.feed(whole, now - age_s)
+        found.facts += learnt
+        ages_s += [age_s] * len(learnt)
 
     def _ages_s(self, whole: bytes, places: list[int], now: float, end: int) -> list[float]:
         """How long the lines at these places have been in the file, as far as looks have shown; `end`: where the last
@@ -391,23 +393,23 @@ class LogFollower:
         return max(0.0, now - self._marks[0][0]) if self._marks else 0.0
 
     def _gather(self, found: Scan, ages_s: list[float]) -> None:
-        for (line, alone), lines, age_s in zip(found.facts, found.stand_for, ages_s, strict=True):
-            self.left_out += 0 if alone.kind is EventKind.PROGRESS else lines - 1
-            self._note(line, alone, age_s, lines)
+        for alone, age_s in zip(found.facts, ages_s, strict=True):
+            self.left_out += 0 if alone.kind is EventKind.PROGRESS else alone.stands_for - 1
+            self._note(alone, age_s)
         if len(self._items) > MAX_ITEMS:
             self._items, left_out = condense(self._items)
             self.left_out += left_out
 
-    def _note(self, line: str, alone: LogFact, age_s: float, lines: int = 1) -> None:
+    def _note(self, alone: LogFact, age_s: float) -> None:
         assert self.place is not None
         steps, fact = self.place.last_steps, self.place.context.with_context(alone)
         number = fact.count if fact.step is None else fact.step
         if fact.kind is EventKind.PROGRESS and number is not None and isfinite(number):
             if steps.get(fact.pattern) != number or fact.has_own_loss:  # else a bar that was redrawn
                 steps[fact.pattern] = number
-                self._items += self._rows.add(line, fact, age_s, lines)
-        elif not (self._told and line.startswith(self._told[0]) and fact.pattern == self._told[1]):
-            self._items += [*self._rows.close(), make_event(line, fact, age_s)]
+                self._items += self._rows.add(fact, age_s)
+        elif not (self._told and fact.text.startswith(self._told[0]) and fact.pattern == self._told[1]):
+            self._items += [*self._rows.close(), make_event(fact, age_s)]
 
     def _tell_last_line(self, now: float) -> None:
         """Last words without an end of line: whole bars and errors alone, for a number may be cut in two."""
@@ -419,9 +421,9 @@ class LogFollower:
             fact = parse_line(line)
             self._told = (line, fact.pattern if fact is not None else "")
             if fact is not None and fact.kind is EventKind.ERROR:
-                self._items += [*self._rows.close(), make_event(line, fact, now - self.grown_at)]
+                self._items += [*self._rows.close(), make_event(fact, now - self.grown_at)]
             elif fact is not None and fact.kind is EventKind.PROGRESS and not self.own and WHOLE_BAR.search(line):
-                self._note(line, fact, now - self.grown_at)
+                self._note(fact, now - self.grown_at)
 
 
 def _ages(whole: bytes) -> Callable[[str], float]:

@@ -28,25 +28,25 @@ _SAMPLES = late_regex(r"(?:consumed|processed|seen|total|trained)[ _]samples['\"
 _SEEN_CHARS = 2000  # Of a line so much is searched for them.
 
 
-def make_event(line: str, fact: LogFact, age_s: float) -> Event:
-    """`line`, which was written `age_s` ago, and what it says; without job and source, which the agent adds. A loss
+def make_event(fact: LogFact, age_s: float) -> Event:
+    """What a line says that was written `age_s` ago; without job and source, which the agent adds. A loss
     that is NaN or infinite has a field of its own: JSON has no word for it. The line is as it was read."""
     if fact.kind is not EventKind.PROGRESS:
-        return picked(Event, fact, job_id="", source="", age_s=age_s, line=line)
-    lower = line[:_SEEN_CHARS].lower()
+        return picked(Event, fact, job_id="", source="", age_s=age_s, line=fact.text)
+    lower = fact.text[:_SEEN_CHARS].lower()
     batch = _BATCH.search(lower) if "batch" in lower or "gbs" in lower else None
-    newest = step_line(line, fact, with_samples=batch is None)
+    newest = step_line(fact, with_samples=batch is None)
     return picked(
-        Event, fact, job_id="", source="", age_s=age_s, line=line, loss=newest.loss,
+        Event, fact, job_id="", source="", age_s=age_s, line=fact.text, loss=newest.loss,
         loss_is_no_number=newest.loss_is_no_number, written_s=newest.written_s,
         batch=None if batch is None else int(batch[1]), samples=newest.samples,
     )  # fmt: skip
 
 
-def step_line(line: str, fact: LogFact, *, with_samples: bool) -> StepLine:
+def step_line(fact: LogFact, *, with_samples: bool) -> StepLine:
     """A line of progress in short."""
-    stamp = stamp_of(line.lstrip()) if fact.step_s is None else None
-    lower = line[:_SEEN_CHARS].lower() if with_samples else ""
+    stamp = stamp_of(fact.text.lstrip()) if fact.step_s is None else None
+    lower = fact.text[:_SEEN_CHARS].lower() if with_samples else ""
     samples = _SAMPLES.search(lower) if "samples" in lower else None
     loss = fact.loss if fact.loss is None or isfinite(fact.loss) else None
     return StepLine(
@@ -60,28 +60,25 @@ def _number(fact: LogFact) -> float:
     return (fact.count or 0.0) if fact.step is None else fact.step
 
 
-_Read = tuple[str, LogFact]
-
-
 class StepRow(msgspec.Struct):
     """Lines of one counter, one after the other."""
 
     age_s: float = 0.0
     lines: int = 0
-    newest: deque[_Read] = msgspec.field(default_factory=lambda: deque(maxlen=NEWEST))
-    lowest: _Read | None = None
+    newest: deque[LogFact] = msgspec.field(default_factory=lambda: deque(maxlen=NEWEST))
+    lowest: LogFact | None = None
     """Of the lines before the newest, the one with the lowest loss, else the first: three bad losses with a good one
     between them never look like three in a row."""
-    bad_from: _Read | None = None  # Where the losses became NaN or infinite that are still so.
+    bad_from: LogFact | None = None  # Where the losses became NaN or infinite that are still so.
 
-    def take(self, line: str, fact: LogFact, age_s: float, lines: int) -> None:
-        """One line more, which stands for so many."""
+    def take(self, fact: LogFact, age_s: float) -> None:
+        """One line more."""
         if len(self.newest) == NEWEST and (self.lowest is None or _height(self.newest[0]) < _height(self.lowest)):
             self.lowest = self.newest[0]
-        self.newest.append((line, fact))
-        self.age_s, self.lines = age_s, self.lines + lines
+        self.newest.append(fact)
+        self.age_s, self.lines = age_s, self.lines + fact.stands_for
         if fact.loss is not None:
-            self.bad_from = None if isfinite(fact.loss) else self.bad_from or (line, fact)
+            self.bad_from = None if isfinite(fact.loss) else self.bad_from or fact
 
     def event(self) -> Event:
         """The row as it is reported."""
@@ -90,15 +87,15 @@ class StepRow(msgspec.Struct):
             kept.insert(0, self.bad_from)
         if self.lowest is not None and self.lowest not in kept:
             kept.insert(0, self.lowest)
-        event = make_event(*kept[-1], self.age_s)
-        earlier = tuple(step_line(*each, with_samples=event.batch is None) for each in kept[:-1])
+        event = make_event(kept[-1], self.age_s)
+        earlier = tuple(step_line(each, with_samples=event.batch is None) for each in kept[:-1])
         return (
             event if len(kept) == 1 and self.lines == 1 else replace(event, lines=max(1, self.lines), earlier=earlier)
         )
 
 
-def _height(read: _Read) -> float:
-    loss = read[1].loss
+def _height(fact: LogFact) -> float:
+    loss = fact.loss
     return loss if loss is not None and isfinite(loss) else float("inf")
 
 
@@ -108,18 +105,18 @@ class StepRows(msgspec.Struct):
     rows: dict[tuple[object, ...], StepRow] = msgspec.field(default_factory=dict)
     """The one that was added to last is the last one."""
 
-    def add(self, line: str, fact: LogFact, age_s: float, lines: int) -> list[Event]:
-        """Takes one line, which stands for so many; returns rows that it has closed. One whose count falls is another
+    def add(self, fact: LogFact, age_s: float) -> list[Event]:
+        """Takes one line; returns rows that it has closed. One whose count falls is another
         epoch, or another program's; ranks that write one file are at most a line behind each other."""
         key = (fact.pattern, fact.total_steps, fact.phase, fact.initial, fact.step is None)
         row, number, closed = self.rows.pop(key, None), _number(fact), list[Event]()
-        if row is not None and number < _number(row.newest[-1][1]):
-            if len(row.newest) > 1 and number == _number(row.newest[-2][1]):
+        if row is not None and number < _number(row.newest[-1]):
+            if len(row.newest) > 1 and number == _number(row.newest[-2]):
                 self.rows[key] = row
                 return []
             closed, row = [row.event()], None
         row = self.rows[key] = row or StepRow()
-        row.take(line, fact, age_s, lines)
+        row.take(fact, age_s)
         return closed + (self.close() if len(self.rows) >= MAX_ROWS else [])
 
     def close(self) -> list[Event]:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from msgspec.structs import replace
-
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.diagnose.logs.case import LogCase
 from slurm_watchdog.diagnose.logs.line import Who
-from slurm_watchdog.diagnose.logs.ranks import LIKELY_WORLD, TASKS_ENDED, Failure, Ranks, short_host
+from slurm_watchdog.diagnose.logs.ranks import LIKELY_WORLD, TASKS_ENDED, Ranks, short_host
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
-from slurm_watchdog.knowledge.launcher_exits import CLASSES
+from slurm_watchdog.knowledge.launcher_exits import CLASSES, Ending
 
 ALIKE_SHARE = 0.5
 """Where so many ranks say the same, no rank is identified: it is the program, its input or what all share."""
@@ -74,9 +72,7 @@ def rank_beside(first: FoundError, roots: Sequence[FoundError], case: LogCase) -
     kernel, a driver or a library wrote the first line, Python the second. Only if that can be a single
     rank."""
     felt = _FELT_AS.get(first.name, frozenset()) | {first.name}
-    near = [
-        e for e in roots if e.name in felt and 0 <= e.line - first.line <= NEAR_LINES and e.segment == first.segment
-    ]
+    near = [e for e in roots if e.name in felt and 0 <= e.line - first.line <= NEAR_LINES]
     ranks = {case.ranks.rank_of(error.who) for error in near if error.who.named}
     return ranks.pop() if len(ranks) == 1 else None
 
@@ -166,14 +162,6 @@ def place_in_table(error: FoundError, ranks: Ranks) -> None:
 def locate_errors(error: FoundError, name: str, case: LogCase, host: str | None) -> tuple[int | None, str | None]:
     """(rank, host) of a line that does not say whose it is, from what the launcher or Slurm says of who ended first."""
     ranks = case.ranks
-    segments = case.sources[error.source].digest.segments
-    if segments is not None:
-        # Another excerpt tells of another incident.
-        ranks = replace(
-            ranks,
-            failures=[row for row in ranks.failures if segments.get(row.line) == error.segment],
-            tasks=[task for task in ranks.tasks if segments.get(task.line) == error.segment],
-        )
     unknown = () if ranks.excerpt else ("",)  # the line with a row's host may be one that was not reported
     there = [row for row in ranks.failures if host is None or short_host(row.host) in (*unknown, short_host(host))]
     row = _first_failure(there, name, error.traceback)
@@ -185,7 +173,7 @@ def locate_errors(error: FoundError, name: str, case: LogCase, host: str | None)
     return None, host
 
 
-def _first_failure(failures: Sequence[Failure], name: str, raised: bool) -> Failure | None:
+def _first_failure(failures: Sequence[Ending], name: str, raised: bool) -> Ending | None:
     """The row of torchrun's tables that an error without a name belongs to, if it can be only one.
 
     Workers that the launcher ended, or that aborted because a peer was lost, are other rows; a launcher may
@@ -200,10 +188,10 @@ def _first_failure(failures: Sequence[Failure], name: str, raised: bool) -> Fail
     if len(rows) == 1:
         return rows[0]
     roots = [row for row in rows if row.root]
-    if len(roots) != 1 or roots[0].stamp is None:
+    if len(roots) != 1 or roots[0].at is None:
         return None
-    others = [row.stamp.seconds for row in rows if row is not roots[0] and row.stamp is not None]
-    return roots[0] if others and min(others) - roots[0].stamp.seconds >= 1 else None
+    others = [row.at for row in rows if row is not roots[0] and row.at is not None]
+    return roots[0] if others and min(others) - roots[0].at >= 1 else None
 
 
 def reason_of_launch(first: FoundError, roots: Sequence[FoundError]) -> FoundError:
@@ -231,7 +219,7 @@ def task_of(error: FoundError, name: str, ranks: Ranks) -> tuple[int | None, str
         return None, not_started["host"]
     match = TASKS_ENDED.search(error.raw_text)
     if match:
-        alike = [task for task in ranks.tasks if task.what == match["what"] and task.signal not in (None, "killed")]
+        alike = [task for task in ranks.tasks if task.what == match["what"] and task.row not in (None, "killed")]
         if len({task.host for task in alike}) > 1:
             return None, None  # they died alike on several nodes
         single = match["tasks"].isdecimal()

@@ -16,9 +16,8 @@ import msgspec
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.diagnose.logs.digest import Digest
 from slurm_watchdog.diagnose.logs.line import Who
-from slurm_watchdog.diagnose.logs.progress import Change, LossJump, NoNumber, Progress, main_facts
+from slurm_watchdog.diagnose.logs.progress import Note, Progress, main_facts
 from slurm_watchdog.diagnose.logs.ranks import Ranks
-from slurm_watchdog.diagnose.logs.silence import Silence, Waiting
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 from slurm_watchdog.knowledge.log_signatures import log_table
 
@@ -31,11 +30,7 @@ class Source:
     digest: Digest
     progress: Progress
     errors: list[FoundError]
-    silence: Silence | None = None
-    no_number: NoNumber | None = None
-    loss_jump: LossJump | None = None
-    slower: Change | None = None
-    waiting: Waiting | None = None
+    silence: Note | None = None
     rank: int | None = None
     host: str | None = None  # Whose file it is, by its name.
     part_of: str | None = None
@@ -87,22 +82,17 @@ class LogCase(msgspec.Struct):
 
 
 def after_step(case: LogCase, error: FoundError | None = None) -> str:
-    """After which step; of an error the last one of its rank, or that was logged before it in its excerpt."""
+    """After which step; of an error the last one of its rank."""
     step = max((s.progress.last_step for s in case.sources if s.progress.last_step is not None), default=None)
     if error is not None:
         own = _own_step(case, error)
         step = step if own is None else own
-    segments = case.sources[error.source].digest.segments if error is not None else None
-    if error is not None and segments is not None:
-        steps = case.sources[error.source].digest.facts
-        before = [f.fact.step for f in steps if segments.get(f.line) == error.segment and f.line < error.line]
-        step = next((each for each in reversed(before) if each is not None), None)
     return f", after step {step}" if step is not None else ""
 
 
 def _own_step(case: LogCase, error: FoundError) -> int | None:
     source, rank = case.sources[error.source], case.ranks.rank_of(error.who)
-    steps = [(fact.fact.rank, fact.fact.step) for fact in main_facts(source.digest) if fact.fact.step is not None]
+    steps = [(fact.rank, fact.step) for fact in main_facts(source.digest) if fact.step is not None]
     if rank is not None and len({each for each, _ in steps}) > 1:
         steps = [(each, step) for each, step in steps if each == rank]
     elif len(case.sources) < 2:
@@ -230,9 +220,6 @@ def rises_after(error: FoundError, case: LogCase) -> int:
         else:
             later = number > error.source and case.sources[error.source].goes_on_in(source)
             count = len(rises) if later else 0
-        if source.digest.segments is not None:
-            segments = source.digest.segments
-            count = sum(1 for line, _ in rises if line > error.line and segments.get(line) == error.segment)
         most = max(most, count)
     return most
 

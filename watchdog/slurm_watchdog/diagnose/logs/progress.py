@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Sequence
+from functools import wraps
+from itertools import accumulate, pairwise, takewhile
 from math import isfinite
-
-from msgspec.structs import replace
+from typing import TypeVar
 
 from slurm_watchdog.analysis.level_shift import find_rise, quantum
 from slurm_watchdog.analysis.loss_spikes import LEAST, NEWEST, PERCENT, find_spikes
@@ -16,11 +16,14 @@ from slurm_watchdog.analysis.step_statistics import BASELINE, CONFIRMED, segment
 from slurm_watchdog.base.averages import median, median_low
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Digest, Fact
+from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Digest
 from slurm_watchdog.knowledge.frameworks import recognise
 from slurm_watchdog.knowledge.limits import NAN_STEPS
 from slurm_watchdog.knowledge.progress_patterns import progress_table
 from slurm_watchdog.model.observations import EventKind
+from slurm_watchdog.parse.training_log.text import LogFact
+
+T = TypeVar("T")
 
 SKIPPED = 3  # First steps of a run, which compile, warm caches and fill pipelines.
 LEAST_SPLIT = 5
@@ -36,7 +39,7 @@ AS_BEFORE = 0.1  # Of a spike's height: the loss is as before where less is left
 SHIFT = 0.05
 LEAST_SURE, RISE_BATCH, RISE_WINDOW = 60, 10, 160
 """Steps from which on analysis.level_shift can judge, by batches and windows as `slow_job` takes them."""
-MAX_TIMES = 2000  # Step times that are searched for changes: what is compared with all before it costs the square.
+MAX_TIMES = 1000  # Step times that are searched for changes: what is compared with all before it costs the square.
 RECENT = 20  # Intervals that a limit is learnt from.
 BUSY_SHAPES = 25  # Sorts of lines that were not seen before: a log that says so much new is no silent one.
 AVERAGED = frozenset({
@@ -76,59 +79,61 @@ class Change(Struct):
     before_s: float
     after_s: float
     percent: float
-    sure: bool = True
 
 
-class LossJump(Struct):
-    """A loss far above what it was for some steps."""
-
-    line: int
-    step: int | None
-    usual: float
-    peak: float
-    peak_step: int | None
-    lasts: bool  # Up to the end;
-    back_step: int | None  # else where it was usual again,
-    steps_since: int  # and how many were made after that.
-
-
-class NoNumber(Struct):
-    """The loss is no number, up to the end."""
+class Note(Struct, kw_only=False):
+    """What the numbers of a log show, as half a sentence, and the line at which it begins."""
 
     line: int
-    step: int | None
-    times: int
+    words: str
+    sure: bool = True  # Enough for a verdict; else it is only worth a word.
 
 
+SPIKE_IS_NEWS = 100
+"""Steps since the loss is as before: three times what most spikes take. A run that came so far has left it behind."""
 ALSO_WHEN_IT_DIES = frozenset({"wandb_summary", "torn_down"})
 """Signs of an end from a `finally` or an exit handler: they say that nothing hangs, and not that all went well."""
 
 
-def main_facts(digest: Digest) -> list[Fact]:
+def once(read: Callable[[Digest], T]) -> Callable[[Digest], T]:
+    """The same, worked out once for each digest."""
+
+    @wraps(read)
+    def known(digest: Digest) -> T:
+        if read.__name__ not in digest.known:
+            digest.known[read.__name__] = read(digest)
+        found: T = digest.known[read.__name__]
+        return found
+
+    return known
+
+
+@once
+def main_facts(digest: Digest) -> list[LogFact]:
     """The lines of the one counter that tells the run's progress: the most frequent one that counts steps."""
-    steps = [fact for fact in digest.facts if fact.fact.kind is EventKind.PROGRESS]
+    steps = [fact for fact in digest.facts if fact.kind is EventKind.PROGRESS]
     if not steps:
         return []
-    counted = Counter((fact.fact.pattern, fact.fact.step is not None) for fact in steps)
+    counted = Counter((fact.pattern, fact.step is not None) for fact in steps)
     highest: dict[tuple[str, bool], float] = {}
     rises: Counter[tuple[str, bool]] = Counter()  # beyond all before: of bars in bars each begins again
     for fact in steps:
-        key = (fact.fact.pattern, fact.fact.step is not None)
+        key = (fact.pattern, fact.step is not None)
         if key not in highest or _count(fact) > highest[key]:
             highest[key] = _count(fact)
             rises[key] += 1
     best = max(counted, key=lambda key: (rises[key] > 1, key[1], rises[key], counted[key]))
-    return [fact for fact in steps if (fact.fact.pattern, fact.fact.step is not None) == best]
+    return [fact for fact in steps if (fact.pattern, fact.step is not None) == best]
 
 
-def _count(fact: Fact) -> float:
-    return float(fact.fact.step) if fact.fact.step is not None else fact.fact.count or 0.0
+def _count(fact: LogFact) -> float:
+    return float(fact.step) if fact.step is not None else fact.count or 0.0
 
 
 def read_progress(digest: Digest) -> Progress:
     """How far the run came."""
     facts = main_facts(digest)
-    ends = [fact for fact in digest.facts if fact.fact.kind is EventKind.PHASE and fact.fact.phase == "finishing"]
+    ends = [fact for fact in digest.facts if fact.kind is EventKind.PHASE and fact.phase == "finishing"]
     if not facts:
         line = ends[-1].line if ends else None
         head = "\n".join(each.text for each in digest.lines[:HEAD_LINES]).encode(errors="replace")
@@ -140,11 +145,11 @@ def read_progress(digest: Digest) -> Progress:
         if before is not None and count > before:
             rises.append((fact.line, fact.at))
             seen += 1
-        elif before is None and not fact.fact.initial:
+        elif before is None and not fact.initial:
             rises.append((fact.line, fact.at))
         before = count
-    first, last = facts[0].fact, facts[-1].fact
-    total = next((f.fact.total_steps for f in reversed(facts) if f.fact.total_steps is not None), None)
+    first, last = facts[0], facts[-1]
+    total = next((f.total_steps for f in reversed(facts) if f.total_steps is not None), None)
     # What is said before the last step may be the end of an earlier run in the same log; a bar is drawn once
     # more when it is closed, and its total may be that of one bar of many.
     last_rise = rises[-1][0] if rises else facts[-1].line
@@ -169,11 +174,11 @@ def read_progress(digest: Digest) -> Progress:
     )
 
 
-def _trained(ends: Sequence[Fact]) -> int | None:
-    return max((fact.line for fact in ends if fact.fact.pattern not in ALSO_WHEN_IT_DIES), default=None)
+def _trained(ends: Sequence[LogFact]) -> int | None:
+    return max((fact.line for fact in ends if fact.pattern not in ALSO_WHEN_IT_DIES), default=None)
 
 
-def _steps_taken(facts: Sequence[Fact]) -> list[tuple[Fact, float]]:
+def _steps_taken(facts: Sequence[LogFact]) -> list[tuple[LogFact, float]]:
     taken, before = [], None
     for fact in facts:
         if before is not None and fact.at is not None and before.at is not None:
@@ -188,19 +193,19 @@ def _steps_taken(facts: Sequence[Fact]) -> list[tuple[Fact, float]]:
     return taken
 
 
-def _logged(facts: Sequence[Fact]) -> list[tuple[Fact, float]]:
+def _logged(facts: Sequence[LogFact]) -> list[tuple[LogFact, float]]:
     pairs, seen = [], None
     for fact in facts:
-        if fact.fact.step_s and isfinite(fact.fact.step_s) and fact.fact.step_s > 0 and _count(fact) != seen:
-            pairs.append((fact, fact.fact.step_s))
+        if fact.step_s and isfinite(fact.step_s) and fact.step_s > 0 and _count(fact) != seen:
+            pairs.append((fact, fact.step_s))
             seen = _count(fact)
     return pairs
 
 
-def step_times(facts: Sequence[Fact]) -> list[tuple[Fact, float]]:
+def step_times(facts: Sequence[LogFact]) -> list[tuple[LogFact, float]]:
     """(line, seconds of one step): as the lines say it or, where they don't or only as an average, from their times."""
     logged, taken = _logged(facts), _steps_taken(facts)
-    averaged = bool(facts) and facts[0].fact.pattern in AVERAGED
+    averaged = bool(facts) and facts[0].pattern in AVERAGED
     if logged and not averaged:
         return logged
     if len(taken) >= max(LEAST_SPLIT, len(facts) // 2):
@@ -208,21 +213,22 @@ def step_times(facts: Sequence[Fact]) -> list[tuple[Fact, float]]:
     return logged
 
 
-def _median_step(facts: Sequence[Fact]) -> float | None:
+def _median_step(facts: Sequence[LogFact]) -> float | None:
     times = step_times(facts)
     return median(seconds for _, seconds in times) if times else None
 
 
+@once
 def read_changes(digest: Digest) -> tuple[Change, ...]:
     """Where the time of a step changed by SHIFT or more and stayed so; of one batch size each."""
     facts = main_facts(digest)
-    if not facts or (facts[0].fact.pattern in AVERAGED and not _steps_taken(facts)):
+    if not facts or (facts[0].pattern in AVERAGED and not _steps_taken(facts)):
         return ()
     times = step_times(facts)
     # It begins in the middle of a run whose steps are long.
     excerpt = _count(facts[0]) > EXCERPT_STEP and min((s for _, s in times), default=0.0) >= EXCERPT_STEP_S
     times = times if excerpt and len(times) < BASELINE else _without_first(times)
-    logged = any(fact.fact.step_s for fact, _ in times) and facts[0].fact.pattern not in AVERAGED
+    logged = any(fact.step_s for fact, _ in times) and facts[0].pattern not in AVERAGED
     changes: list[Change] = []
     for whole in _of_one_batch(times):
         same = _thinned(whole if logged else _over_ticks(whole))
@@ -238,25 +244,28 @@ def read_changes(digest: Digest) -> tuple[Change, ...]:
     return tuple(change for change in changes if abs(change.percent) >= 100 * SHIFT * 0.8)
 
 
-def read_slower(digest: Digest) -> Change | None:
+@once
+def read_slower(digest: Digest) -> Note | None:
     """The change after which steps take longer, up to the end; in a long run sure only where `slow_job` would be."""
     changes = read_changes(digest)
     if not changes or changes[-1].percent <= 0:
         return None
+    change, sure = changes[-1], True
     newest = _of_one_batch(_without_first(step_times(main_facts(digest))))[-1:]
     seconds = [each for _, each in newest[0]] if newest else []
     if len(seconds) >= LEAST_SURE:
-        sure = (
-            find_rise(seconds, list(accumulate(seconds)), SHIFT, RISE_BATCH, RISE_WINDOW, quantum(seconds)) is not None
-        )
-        return replace(changes[-1], sure=sure)
-    return changes[-1]
+        found = find_rise(seconds, list(accumulate(seconds)), SHIFT, RISE_BATCH, RISE_WINDOW, quantum(seconds))
+        sure = found is not None
+    since = f"step {change.step}" if change.step is not None else f"line {change.line}"
+    steps, noise = ("steps take", "") if sure else ("steps may take", "; its other steps vary as much")
+    words = f"{steps} {change.percent:.1f} % longer since {since} (line {change.line}): "
+    return Note(change.line, f"{words}{change.after_s:.4g} s, {change.before_s:.4g} s before{noise}", sure)
 
 
-def _over_ticks(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:
+def _over_ticks(times: list[tuple[LogFact, float]]) -> list[tuple[LogFact, float]]:
     """The same, each over as many steps as take LEAST_TICKS ticks of a clock of whole seconds, at the first's place."""
-    found: list[tuple[Fact, float]] = []
-    begun: tuple[Fact, float, float] | None = None
+    found: list[tuple[LogFact, float]] = []
+    begun: tuple[LogFact, float, float] | None = None
     for fact, _ in times:
         count, at = _count(fact), fact.at
         if at is None or begun is None or count < begun[1]:
@@ -267,7 +276,7 @@ def _over_ticks(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:
     return found
 
 
-def _thinned(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:
+def _thinned(times: list[tuple[LogFact, float]]) -> list[tuple[LogFact, float]]:
     """At most MAX_TIMES of them: of more, the median of so many neighbours each, with the first one's place."""
     apart = -(-len(times) // MAX_TIMES)
     if apart < 2:
@@ -276,13 +285,13 @@ def _thinned(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:
     return [(group[0][0], median_low([seconds for _, seconds in group])) for group in groups]
 
 
-def steps_between(times: Sequence[tuple[Fact, float]]) -> float:
+def steps_between(times: Sequence[tuple[LogFact, float]]) -> float:
     counts = [_count(fact) for fact, _ in times]
     gaps = [b - a for a, b in pairwise(counts) if b > a]
     return median(gaps) if gaps else 1.0
 
 
-def _without_first(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:
+def _without_first(times: list[tuple[LogFact, float]]) -> list[tuple[LogFact, float]]:
     kept, run = [], 0
     before: float | None = None
     for fact, seconds in times:
@@ -294,8 +303,8 @@ def _without_first(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:
     return kept
 
 
-def _of_one_batch(times: list[tuple[Fact, float]]) -> list[list[tuple[Fact, float]]]:
-    parts: list[list[tuple[Fact, float]]] = []
+def _of_one_batch(times: list[tuple[LogFact, float]]) -> list[list[tuple[LogFact, float]]]:
+    parts: list[list[tuple[LogFact, float]]] = []
     for pair in times:
         if parts and parts[-1][-1][0].batch == pair[0].batch:
             parts[-1].append(pair)
@@ -318,10 +327,10 @@ def _short_split(values: list[float], excerpt: bool) -> int | None:
     return None
 
 
-def _change(fact: Fact, before: float, after: float) -> Change:
+def _change(fact: LogFact, before: float, after: float) -> Change:
     return Change(
         line=fact.line,
-        step=fact.fact.step,
+        step=fact.step,
         before_s=round(before, 4),
         after_s=round(after, 4),
         percent=round(100 * (after / before - 1), 1) if before else 0.0,
@@ -333,16 +342,16 @@ def read_phases(digest: Digest) -> list[dict[str, object]]:
     phases: list[dict[str, object]] = []
     counts: dict[str, float] = {}
     for fact in digest.facts:
-        kind = fact.fact.kind
+        kind = fact.kind
         if kind is EventKind.PROGRESS:
-            count = counts.get(fact.fact.pattern)
-            counts[fact.fact.pattern] = _count(fact)
+            count = counts.get(fact.pattern)
+            counts[fact.pattern] = _count(fact)
             if count == _count(fact) and phases:
                 continue  # drawn again
         name = (
-            fact.fact.phase
+            fact.phase
             if kind is EventKind.PHASE
-            else fact.fact.phase or "training"
+            else fact.phase or "training"
             if kind is EventKind.PROGRESS
             else "checkpoint_complete"
         )
@@ -350,30 +359,30 @@ def read_phases(digest: Digest) -> list[dict[str, object]]:
             continue
         if phases and phases[-1]["phase"] == name:
             phases[-1]["last_line"] = fact.line
-            if fact.fact.step is not None:
-                phases[-1]["last_step"] = fact.fact.step
+            if fact.step is not None:
+                phases[-1]["last_step"] = fact.step
             continue
-        step = fact.fact.step
+        step = fact.step
         phases.append({"phase": name, "line": fact.line, "last_line": fact.line, "step": step, "last_step": step})
     return phases[:200]
 
 
-def _is_no_number(fact: Fact) -> bool:
+def _is_no_number(fact: LogFact) -> bool:
     """A loss that is no number, or one of zero whose gradient is none: so half precision shows it when summed up."""
-    loss = fact.fact.loss
+    loss = fact.loss
     return loss is not None and (not isfinite(loss) or (loss == 0.0 and _NO_GRADIENT.search(fact.text) is not None))
 
 
-def _with_loss(digest: Digest) -> list[Fact]:
+def _with_loss(digest: Digest) -> list[LogFact]:
     """The lines that tell the loss: those of the run's progress or, where a bar counts and has none, those beside."""
     main = main_facts(digest)
-    with_loss = [fact for fact in main if fact.fact.loss is not None]
+    with_loss = [fact for fact in main if fact.loss is not None]
     if with_loss or not main:
         return with_loss
-    beside: dict[str, list[Fact]] = {}
+    beside: dict[str, list[LogFact]] = {}
     for fact in digest.facts:
-        if fact.fact.kind is EventKind.PROGRESS and fact.fact.loss is not None:
-            beside.setdefault(fact.fact.pattern, []).append(fact)
+        if fact.kind is EventKind.PROGRESS and fact.loss is not None:
+            beside.setdefault(fact.pattern, []).append(fact)
     with_loss = max(beside.values(), key=len, default=[])
     if len(with_loss) < 2:
         return with_loss
@@ -384,14 +393,15 @@ def _with_loss(digest: Digest) -> list[Fact]:
     return with_loss if _count(main[-1]) - reached[1] <= SILENT_LOSSES * max(usual, 1.0) else []
 
 
-def read_loss_jump(digest: Digest) -> LossJump | None:
+@once
+def read_loss_jump(digest: Digest) -> Note | None:
     """The last spike of the loss in the last run of the log."""
-    facts = [fact for fact in _with_loss(digest) if fact.fact.loss is not None and isfinite(fact.fact.loss)]
+    facts = [fact for fact in _with_loss(digest) if fact.loss is not None and isfinite(fact.loss)]
     begin = max((at for at in range(1, len(facts)) if _count(facts[at]) < _count(facts[at - 1])), default=0)
     facts = [
         fact for at, fact in enumerate(facts) if at == begin or (at > begin and _count(fact) > _count(facts[at - 1]))
     ]
-    losses = [fact.fact.loss or 0.0 for fact in facts]
+    losses = [fact.loss or 0.0 for fact in facts]
     few = len(losses) < LEAST + NEWEST
     spikes = find_spikes(losses, FEW_PERCENT if few else PERCENT, LEAST_LOSSES if few else LEAST)
     if not spikes:
@@ -401,36 +411,30 @@ def read_loss_jump(digest: Digest) -> LossJump | None:
     end = last.end
     if end is None and losses[-1] < high:  # too few since to be sure in a run that continues
         end = next(at + 1 for at in range(len(losses) - 1, -1, -1) if losses[at] >= high)
-    first, peak, back = facts[last.begin], facts[last.peak], None if end is None else facts[end]
-    return LossJump(
-        line=peak.line,
-        step=first.fact.step,
-        usual=last.usual,
-        peak=losses[last.peak],
-        peak_step=peak.fact.step,
-        lasts=back is None,
-        back_step=None if back is None else back.fact.step,
-        steps_since=0 if back is None else int(_count(facts[-1]) - _count(back)),
-    )
+    peak, back = facts[last.peak], None if end is None else facts[end]
+    since = 0 if back is None else _count(facts[-1]) - _count(back)
+    at = f"step {peak.step}" if peak.step is not None else f"line {peak.line}"
+    where = f"step {back.step}" if back is not None and back.step is not None else "the end"
+    after = "it is still high at the end" if back is None else f"it was back by {where}"
+    words = f"the loss jumped from {last.usual:.3g} to {losses[last.peak]:.3g} at {at} (line {peak.line}); {after}"
+    return Note(peak.line, words, since <= SPIKE_IS_NEWS)
 
 
-def read_no_number(digest: Digest) -> NoNumber | None:
+def read_no_number(digest: Digest) -> Note | None:
     """The loss that is no number NAN_STEPS times in a row, up to the end of the log."""
     facts = _with_loss(digest)
-    alone, first_alone = digest.lone_losses
-    if not facts and alone >= NAN_STEPS:
-        return NoNumber(line=first_alone, step=_step_at(digest, first_alone), times=alone)
-    bad = []
-    for fact in reversed(facts):
-        if fact.fact.loss is None or not _is_no_number(fact):
-            break
-        bad.append(fact)
-    if len(bad) < NAN_STEPS:
-        return None
-    first = bad[-1]
-    step = first.fact.step if first.fact.step is not None else _step_at(digest, first.line)
-    return NoNumber(line=first.line, step=step, times=len(bad))
+    times, line = digest.lone_losses
+    step = None
+    if facts or times < NAN_STEPS:
+        bad = list(takewhile(_is_no_number, reversed(facts)))
+        if len(bad) < NAN_STEPS:
+            return None
+        times, line, step = len(bad), bad[-1].line, bad[-1].step
+    step = _step_at(digest, line) if step is None else step
+    since = f"step {step}" if step is not None else f"line {line}"
+    words = f"the loss has been NaN or infinite since {since} (line {line}), {times} times in a row up to the end"
+    return Note(line, words)
 
 
 def _step_at(digest: Digest, line: int) -> int | None:
-    return next((f.fact.step for f in reversed(main_facts(digest)) if f.line <= line), None)
+    return next((f.step for f in reversed(main_facts(digest)) if f.line <= line), None)

@@ -16,7 +16,7 @@ from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.diagnose.logs.line import Line, Who
 from slurm_watchdog.knowledge.launcher_exits import Ending, code_in_words, code_of, ending_of
 from slurm_watchdog.knowledge.ray_train import died_of, seat_of
-from slurm_watchdog.parse.timestamps import Stamp, stamp_of
+from slurm_watchdog.parse.timestamps import stamp_of
 
 LOCAL_RANKS = 16  # More ranks than on any node.
 LIKELY_WORLD = 1 << 14  # Numbers from here on are no ranks where the log does not say how many there are.
@@ -53,45 +53,6 @@ TASKS_ENDED = late_regex(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P
 _RAY_RANK = late_regex(r"Setting up process group .*\[rank=(?P<rank>\d+),")
 
 
-class Failure(msgspec.Struct):
-    """What a launcher says of a process that ended: a row of torchrun's table of failures, a line, a box."""
-
-    line: int
-    root: bool
-    host: str | None = None
-    rank: int | None = None
-    local: int | None = None
-    code: int | None = None
-    pid: str | None = None
-    stamp: Stamp | None = None
-    end: int = 0  # Its last line: between, its traceback may stand.
-
-
-class Task(msgspec.Struct):
-    """Slurm's word of tasks that ended, `srun: error: n2: task 5: Segmentation fault`; of several `task` is None."""
-
-    line: int
-    host: str
-    task: int | None
-    what: str
-
-    number: int = 1  # How many tasks.
-
-    @property
-    def out_of_memory(self) -> bool:
-        return self.what.startswith("Out Of Memory")
-
-    @property
-    def code(self) -> int | None:
-        """How it ended, as Python writes it; None: Slurm does not say."""
-        return code_in_words(self.what)
-
-    @property
-    def signal(self) -> str | None:
-        """The row that the way it ended stands for, if it was no ordinary exit."""
-        return "oom_kill" if self.out_of_memory else Ending(code=self.code).row
-
-
 class Ranks(msgspec.Struct):
     """What a log says about its ranks."""
 
@@ -101,9 +62,12 @@ class Ranks(msgspec.Struct):
     several_a_host: bool = False
     """Several tasks on one host, or lines labelled by task: then a task is no launcher of several ranks."""
     host_numbers_are_ranks: bool = True
-    failures: list[Failure] = msgspec.field(default_factory=list)
-    tasks: list[Task] = msgspec.field(default_factory=list)
-    closed: int = 0  # Processes that torchrun ended because another one had failed.
+    failures: list[Ending] = msgspec.field(default_factory=list)
+    tasks: list[Ending] = msgspec.field(default_factory=list)
+    """Slurm's words of tasks that ended, `srun: error: n2: task 5: Segmentation fault`."""
+    closed: list[int] = msgspec.field(default_factory=list)  # Processes that torchrun ended for another one's failure.
+    failed: set[int] = msgspec.field(default_factory=set)  # Tasks that ended otherwise than with code 0, as srun says.
+    in_tables: set[int] = msgspec.field(default_factory=set)  # Ranks in torchrun's tables, failed or ended for that.
     seen: set[int] = msgspec.field(default_factory=set)  # Ranks that said anything.
     rank_hosts: dict[int, str] = msgspec.field(default_factory=dict)
     pids: set[tuple[str | None, int]] = msgspec.field(default_factory=set)
@@ -265,18 +229,16 @@ def _read_ends(line: Line, ranks: Ranks) -> None:
     if "srun: error" in line.text:
         task = TASKS_ENDED.search(line.text)
         if task:
-            number = int(task["tasks"]) if task["tasks"].isdecimal() else None
-            several = len(_tasks_in(task["tasks"])) or 1
-            ranks.tasks.append(Task(line.number, task["host"], number, task["what"], several))
-    ranks.closed += "closing signal" in line.text and closed_by_torchrun(line.text) is not None
-
-
-def tasks_that_failed(text: str) -> tuple[int, ...]:
-    """The tasks of which this line of srun's says that they ended otherwise than with exit code 0."""
-    found = TASKS_ENDED.search(text) if "srun: error" in text else None
-    if found is None or found["what"].endswith("exit code 0"):
-        return ()
-    return _tasks_in(found["tasks"])
+            tasks = _tasks_in(task["tasks"])
+            how = Ending(host=task["host"], code=code_in_words(task["what"]), line=line.number, what=task["what"])
+            how.task, how.number = int(task["tasks"]) if task["tasks"].isdecimal() else None, len(tasks) or 1
+            ranks.tasks.append(how)
+            if not task["what"].endswith("exit code 0"):
+                ranks.failed.update(tasks)
+    if "closing signal" in line.text and (closed := _CLOSED.search(line.text)) is not None:
+        ranks.closed.append(int(closed["pid"]))
+    if "local_rank: " in line.raw and (row := _IN_TABLE.search(line.raw)) is not None:
+        ranks.in_tables.add(int(row["rank"]))
 
 
 def _tasks_in(text: str) -> tuple[int, ...]:
@@ -290,20 +252,8 @@ def _tasks_in(text: str) -> tuple[int, ...]:
     return tuple(tasks)
 
 
-def rank_in_table(text: str) -> int | None:
-    """The rank of which this line of torchrun's table of failures tells that it failed, or was ended for that."""
-    found = _IN_TABLE.search(text)
-    return None if found is None else int(found["rank"])
-
-
-def closed_by_torchrun(text: str) -> int | None:
-    """The process that torchrun ends because another one failed."""
-    found = _CLOSED.search(text)
-    return None if found is None else int(found["pid"])
-
-
-def _read_tables(lines: Iterable[Line]) -> Iterable[Failure]:
-    open_rows: dict[Who, Failure] = {}
+def _read_tables(lines: Iterable[Line]) -> Iterable[Ending]:
+    open_rows: dict[Who, Ending] = {}
     roots: dict[Who, bool] = {}
     for line in lines:
         text, key = line.text, line.who
@@ -314,7 +264,7 @@ def _read_tables(lines: Iterable[Line]) -> Iterable[Failure]:
         if _ENTRY.match(text):
             if key in open_rows:
                 yield _closed(open_rows.pop(key), line.number)
-            open_rows[key] = Failure(line.number, roots.get(key, False))
+            open_rows[key] = Ending(line=line.number, root=roots.get(key, False))
             continue
         row = open_rows.get(key)
         match = _FIELD.match(text) if row is not None or _RANK_ROW.match(text) else None
@@ -322,7 +272,7 @@ def _read_tables(lines: Iterable[Line]) -> Iterable[Failure]:
             # Of lines that agents report only these are here: a row begins with its rank.
             if row is not None:
                 yield _closed(row, line.number)
-            open_rows[key] = row = Failure(line.number, roots.get(key, False))
+            open_rows[key] = row = Ending(line=line.number, root=roots.get(key, False))
         if row is None or match is None:
             if row is not None and text.strip().startswith(("---", "===")):
                 yield _closed(open_rows.pop(key), line.number)
@@ -331,32 +281,32 @@ def _read_tables(lines: Iterable[Line]) -> Iterable[Failure]:
     yield from open_rows.values()
 
 
-def _read_words(lines: Iterable[Line], in_tables: Collection[str | None]) -> list[Failure]:
+def _read_words(lines: Iterable[Line], in_tables: Collection[str | None]) -> list[Ending]:
     """What launchers and shells say of a process that ended, in one line or in those of a box."""
-    found: list[Failure] = []
+    found: list[Ending] = []
     for line in lines:
         ending = ending_of(line.raw) or ending_of(line.text)
         if ending is None or (ending.host is None and ending.rank is None and "received by PID" in line.text):
             continue  # `traceback : Signal 9 (SIGKILL) received by PID 4711`, in a row that is read as a whole
-        pid = None if ending.pid is None else str(ending.pid)
-        if pid is not None and pid in in_tables:
+        if ending.pid is not None and ending.pid in in_tables:
             continue
-        if (ending.rank, ending.local, pid, ending.host) == (None, None, None, None):
+        if not ending.named and ending.pid is None:
             near = found[-1] if found and line.number - found[-1].line <= BOX_LINES else None
             if near is not None and ending.code is not None:
                 near.code = ending.code if near.code in (None, -ending.code) else near.code
             if near is not None or ending.code is None:
                 continue
-        rank = ending.rank if ending.rank is not None or pid is None or ending.local is not None else line.who.rank
-        host = ending.host or line.who.host
-        first = not found and not ending.each
-        found.append(Failure(line.number, first, host, rank, ending.local, ending.code, pid))
+        if ending.rank is None and ending.pid is not None and ending.local is None:
+            ending.rank = line.who.rank
+        ending.host, ending.line, ending.root = ending.host or line.who.host, line.number, not found and not ending.each
+        found.append(ending)
     return found
 
 
-def _fill(row: Failure, key: str, value: str, line: Line) -> None:
+def _fill(row: Ending, key: str, value: str, line: Line) -> None:
     if key == "time":
-        row.stamp = stamp_of(value)
+        stamp = stamp_of(value)
+        row.at = None if stamp is None else stamp.seconds
     elif key == "host":
         row.host = value if value and value not in ("localhost", "127.0.0.1", "localhost.localdomain") else None
     elif key == "rank":
@@ -369,6 +319,6 @@ def _fill(row: Failure, key: str, value: str, line: Line) -> None:
             row.code, row.pid, row.line = code_of(int(match["code"])), match["pid"], line.number
 
 
-def _closed(row: Failure, line: int) -> Failure:
+def _closed(row: Ending, line: int) -> Ending:
     row.end = line
     return row

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.diagnose.logs import progress as runs
 from slurm_watchdog.diagnose.logs.case import OF_CHILDREN, SOFT, LogVerdict, Source
-from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Collector, Digest, put_on_clock
+from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Collector, Digest
 from slurm_watchdog.diagnose.logs.grouping import base_of, group, local_is_rank, named_by, rotated_parts, with_rank
-from slurm_watchdog.diagnose.logs.no_error import OF_NUMBERS, STILL_TRAINS, slower_words, spike_words
+from slurm_watchdog.diagnose.logs.no_error import STILL_TRAINS, notes_of
 from slurm_watchdog.diagnose.logs.ranks import Ranks, read_ranks
-from slurm_watchdog.diagnose.logs.silence import last_words, read_silence, read_waiting
+from slurm_watchdog.diagnose.logs.silence import last_words, read_silence
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError, find_errors
+from slurm_watchdog.diagnose.logs.unexplained_end import LAST_CHOICE
 from slurm_watchdog.diagnose.logs.verdict import TOLD_TO_END, find_verdict
 from slurm_watchdog.knowledge.frameworks import recognise, what_to_do
 from slurm_watchdog.knowledge.limits import PhaseLimits
@@ -34,7 +35,6 @@ _NAMES = late_regex(
 )
 """What the further lines of a message are shown for."""
 MAX_ERRORS = 400  # Of one file in the answer: the first ones, the cause, and the last.
-MOST_EXCERPTS = 60  # More have no one's patience, and each is judged.
 RECORDS, RECORD_SHARE = 3, 0.02
 """So many lines, and so large a part of them, have a time, a level or a rank, as the lines of a log have."""
 BLIND = ", and no progress either: whether it trains cannot be read in it."
@@ -59,6 +59,7 @@ class RunReport:
         unread = [why_unread(source) for source in sources] if verdict is None else [None]
         self.unread = next(iter(unread)) if all(unread) else None
         """Why nothing can be said of the run; None if something can."""
+        self.notes = [notes_of(source) if verdict is None and not source.digest.excerpts else [] for source in sources]
 
     def rows(self) -> list[dict[str, Any]]:
         """One for each file, in the shape of `scan-log --json`."""
@@ -84,16 +85,11 @@ class RunReport:
             "verdict": self._verdict(number),
             "healthy": None if self.unread is not None else self.verdict is None,
             "unread": self.unread,
-            "notes": self._notes(source),
+            "notes": self.notes[number],
             "excerpts": [{"class": e.name, "line": e.line, "summary": e.summary} for e in self.excerpts],
             "finished": progress.finished,
             "world_size": self.ranks.world,
         }
-
-    def _notes(self, source: Source) -> list[str]:
-        if self.verdict is not None:
-            return []
-        return [words for words in (spike_words(source), slower_words(source)) if words]
 
     def _verdict(self, number: int) -> dict[str, Any] | None:
         verdict = self.verdict
@@ -127,9 +123,7 @@ class RunReport:
             return self.verdict.summary
         if self.unread is not None:
             return f"the run cannot be judged: {self.unread}"
-        notes = "".join(
-            f"; {note}" for note in dict.fromkeys(n for source in self.sources for n in self._notes(source))
-        )
+        notes = "".join(f"; {note}" for note in dict.fromkeys(chain(*self.notes)))
         if any(source.progress.finished for source in self.sources):
             return f"{'' if notes else 'nothing wrong found; '}training was done{notes}."
         if self._is_blind:
@@ -217,32 +211,19 @@ def why_unread(source: Source) -> str | None:
     return f"no step and no error was recognised in its {plural(len(lines), 'line')}. {GIVE_OUTPUT}"
 
 
-def excerpts_of(digest: Digest) -> list[Digest]:
-    """Of a text with several excerpts (Markdown with fences, a letter) each as what would have been kept of it alone;
-    empty where there is but one, or none."""
-    places = sorted(set(digest.segments.values())) if digest.segments else []
-    return [_excerpt(digest, place) for place in places[:MOST_EXCERPTS]] if len(places) > 1 else []
-
-
-def _excerpt(digest: Digest, place: int) -> Digest:
-    segments = digest.segments or {}
-    lines = [line for line in digest.lines if segments.get(line.number) == place]
-    facts = [replace(fact, at=None) for fact in digest.facts if segments.get(fact.line) == place]
-    if facts and facts[-1].stamp is None:
-        later = (line.stamp for line in lines if line.number > facts[-1].line and line.stamp is not None)
-        facts[-1].until = next(later, None)
-    own = Digest(facts, lines, headings=digest.headings)
-    put_on_clock(own)
-    return own
-
-
 def digest_of(
-    blocks: Iterable[tuple[bytes, int, Sequence[int] | None]], own: tuple[Pattern, ...], *, markdown: bool
+    blocks: Iterable[tuple[bytes, int, Sequence[int] | None]],
+    own: tuple[Pattern, ...],
+    *,
+    markdown: bool,
+    watch: Callable[[Collector], None] = lambda _: None,
 ) -> Digest:
-    """What is kept of one file, given as blocks: whole lines, the number of the first, of each if they are no row."""
+    """What is kept of one file, given as blocks: whole lines, the number of the first, of each if they are no row.
+    `watch` is called after each block."""
     collector = Collector(markdown=markdown, own=own)
     for data, first_line, numbers in blocks:
         collector.add(data, first_line, numbers)
+        watch(collector)
     return collector.digest()
 
 
@@ -263,6 +244,8 @@ def judge_job(
     written_at: Sequence[float | None] = (),
 ) -> RunReport:
     """What the logs of a job say together. `seen_at`: as a person wrote it; `written_at`: of each file, local time."""
+    if len(digests) == 1 and digests[0].excerpts:
+        return _judge_excerpts(paths[0], digests[0], settings)
     sources = []
     names = [named_by(base_of(path, paths)) for path in paths]
     ranks = read_ranks([line for digest in digests for line in digest.lines])
@@ -290,25 +273,25 @@ def judge_job(
                 path,
                 digest,
                 progress,
-                find_errors(digest.lines, digest.segments, digest.origin),
+                find_errors(digest.lines, digest.origin),
                 read_silence(digest, progress, at, written, settings.limits)
-                if digest.segments is None and path not in older
+                if not digest.pasted and path not in older
                 else None,
-                runs.read_no_number(digest),
-                runs.read_loss_jump(digest),
-                runs.read_slower(digest),
-                read_waiting(digest) if digest.segments is None and not progress.finished else None,
                 rank=name.local if as_rank and name.rank is None else name.rank,
                 host=name.host,
                 part_of=older.get(path),
             )
         )
-    verdict = find_verdict(sources, ranks)
-    parts = [part for digest in digests for part in excerpts_of(digest)] if len(digests) == 1 else []
-    judged = [judge_job(paths, [part], settings).verdict for part in parts]
-    found = [each for each in judged if each is not None]
-    if found and (verdict is None or verdict.name in OF_NUMBERS):
-        verdict = found[0]  # numbers of different excerpts are not one run's
-    elif parts and not found and verdict is not None and verdict.name in OF_NUMBERS:
-        verdict = None
-    return RunReport(sources, ranks, verdict, found)
+    return RunReport(sources, ranks, find_verdict(sources, ranks))
+
+
+def _judge_excerpts(path: str, digest: Digest, settings: Settings) -> RunReport:
+    """Each excerpt alone, for they may be of different runs; the first that shows something counts."""
+    parts = [judge_job([path], [part], settings) for part in digest.excerpts]
+    found = [part.verdict for part in parts if part.verdict is not None]
+    errors = [error for part in parts for error in part.sources[0].errors]
+    for error in errors:
+        if error.role == "cause" and error.line != found[0].line:
+            error.role = "teardown" if error.name in LAST_CHOICE else "cascade"
+    whole = Source(path, digest, runs.read_progress(digest), errors)
+    return RunReport([whole], read_ranks(digest.lines), found[0] if found else None, found)

@@ -45,47 +45,34 @@ def lines_since_last_step(run: PastRun, read_apart_s: float = 0.0) -> list[Logge
     return sorted(lines, key=lambda e: e.at)  # stable: what was read at once stays in its order
 
 
-class ReportedLine(Struct, kw_only=False):
-    """An error line in its place."""
-
-    number: int
-    """In the order of coming. A second between two counts as a line more: what stands far apart is no traceback."""
-    seconds: int  # Since the first line.
-    text: str
-    pattern: str
-    source: str
-    read_on: str
-
-
 class ReportedRun(Struct, kw_only=False):
     """What is judged of a run, without what changes from one look to the next: two that are equal come to the same."""
 
-    lines: tuple[ReportedLine, ...]
+    lines: tuple[LoggedError, ...]  # In the order of coming; `at`: whole seconds since the first.
     seats: tuple[RankLocation, ...]
     nodes: tuple[str, ...]
     batch_host: str | None
     ranks: int
     error_ranks: tuple[tuple[str, tuple[int, ...]], ...]
 
+    def numbered(self) -> dict[int, LoggedError]:
+        """The lines by number. A second between two counts as a line more: what stands far apart is no traceback."""
+        return {place + int(line.at): line for place, line in enumerate(self.lines, 1)}
+
 
 def reported(run: PastRun, lines: Sequence[LoggedError]) -> ReportedRun:
     """`lines` of `run`, which are in the order of their coming."""
     began = lines[0].at if lines else 0.0
-    reported_lines = []
-    for place, error in enumerate(lines):
-        seconds = round(error.at - began)
-        reported_lines.append(
-            ReportedLine(place + 1 + seconds, seconds, error.line, error.pattern, error.source, error.read_on)
-        )
+    reported_lines = [replace(error, at=float(round(error.at - began))) for error in lines]
     seats = tuple(replace(seat, gone_at=None) for seat in run.seats)
     return ReportedRun(tuple(reported_lines), seats, run.nodes, run.batch_host, run.ranks, run.error_ranks)
 
 
 def case_of(run: ReportedRun) -> LogCase:
     """The run as a case for the engine; its lines have the numbers that they have here."""
-    files: dict[tuple[str, str], list[ReportedLine]] = {}
-    for line in run.lines:
-        files.setdefault((line.read_on, line.source), []).append(line)
+    files: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for number, line in run.numbered().items():
+        files.setdefault((line.read_on, line.source), []).append((number, line.line))
     read = _named_by_files(list(files), [_lines(of_file, run) for of_file in files.values()], run)
     ranks = read_ranks([line for lines in read for line in lines])
     if not run.seats:
@@ -99,10 +86,10 @@ def case_of(run: ReportedRun) -> LogCase:
     return case
 
 
-def _lines(of_file: Sequence[ReportedLine], run: ReportedRun) -> list[Line]:
+def _lines(of_file: list[tuple[int, str]], run: ReportedRun) -> list[Line]:
     """The lines of one file taken apart. A name before a line is a host only if it is one of the job's nodes."""
     hosts = frozenset(name for node in run.nodes for name in (node, short_host(node)))
-    lines, _ = take_apart([(line.number, line.text) for line in of_file], hosts)
+    lines, _ = take_apart(of_file, hosts)
     # A host and a number that are no node of the job and no rank: a logger puts a module and its line there.
     return without_numbers(lines, lambda who: who.number is not None and _is_strange(who.host, run))
 
@@ -180,10 +167,10 @@ def _name_failures(ranks: Ranks, run: ReportedRun) -> None:
 
 def _order_by_arrival(case: LogCase, run: ReportedRun) -> None:
     """Files without comparable times: what was read long before all of the others came first."""
-    seconds = {line.number: line.seconds for line in run.lines}
-    first: dict[int, int] = {}
+    lines = run.numbered()
+    first: dict[int, float] = {}
     for error in case.errors:
-        at = seconds[error.line]
+        at = lines[error.line].at
         first[error.source] = min(at, first.get(error.source, at))
     times = sorted(first.values())
     case.errors.sort(key=lambda error: error.line)
@@ -215,8 +202,8 @@ def _speakers(run: ReportedRun) -> tuple[tuple[str | None, int | None, int | Non
     case = case_of(run)
     taken = {line.number: line for source in case.sources for line in source.digest.lines}
     found = []
-    for line in run.lines:
-        who = taken[line.number].who
+    for number, line in run.numbered().items():
+        who = taken[number].who
         rank = case.ranks.rank_of(who)
         node = node_of(case.ranks.host_of(who, rank), rank, line, run)
         found.append((node, rank, pid_of(rank, node, run)))
@@ -228,7 +215,7 @@ def pid_of(rank: int | None, node: str | None, run: ReportedRun) -> int | None:
     return next((seat.pid for seat in run.seats if (seat.rank, seat.node) == (rank, node)), None)
 
 
-def node_of(host: str | None, rank: int | None, line: ReportedLine, run: ReportedRun) -> str | None:
+def node_of(host: str | None, rank: int | None, line: LoggedError, run: ReportedRun) -> str | None:
     """The job's node that a verdict means: by its host, its rank's node, or where the line was read, if only one."""
     named = _node_of(host, run)
     if named is not None:

@@ -6,17 +6,16 @@ named where nothing names him.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.job_state import dead_for_s
-from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import EXCERPT_CHARS, duration, shortened
 from slurm_watchdog.diagnose.logs import reported_run as agents
-from slurm_watchdog.diagnose.logs.ranks import closed_by_torchrun, rank_in_table, tasks_that_failed
+from slurm_watchdog.diagnose.logs.ranks import Ranks
 from slurm_watchdog.diagnose.logs.reported_run import READ_APART_S, ReportedRun, reported
 from slurm_watchdog.diagnose.logs.verdict import judge_errors
 from slurm_watchdog.knowledge.launcher_exits import Ending
@@ -58,24 +57,21 @@ def left_first(run: PastRun, lines: Sequence[LoggedError]) -> RankLocation | Non
 @lru_cache(maxsize=agents.MAX_RUNS_REMEMBERED)
 def _failed_ranks(run: ReportedRun) -> frozenset[int]:
     """The ranks that are reported to have ended with another code than 0; none where reports may be partial."""
-    texts = [line.text for line in run.lines]
-    in_tables = frozenset(rank for text in texts if (rank := rank_in_table(text)) is not None)
-    if in_tables:
-        return _failed_below_torchrun(run, in_tables, texts)
     ranks = agents.case_of(run).ranks
+    if ranks.in_tables:
+        return _failed_below_torchrun(run, ranks)
     if ranks.launcher or not ranks.tasks_are_ranks or not ranks.several_a_host:
         return frozenset()  # Slurm's tasks are, or may be, launchers of several ranks
-    return frozenset(task for text in texts for task in tasks_that_failed(text))
+    return frozenset(ranks.failed)
 
 
-def _failed_below_torchrun(run: ReportedRun, in_tables: frozenset[int], texts: Iterable[str]) -> frozenset[int]:
+def _failed_below_torchrun(run: ReportedRun, ranks: Ranks) -> frozenset[int]:
     """Those in the tables, and those that torchrun itself ended, which not every release has in its table. None where
     a node has no table: its torchrun was ended from outside, and a rank of it may have left in order for that."""
-    closed = {pid for text in texts if (pid := closed_by_torchrun(text)) is not None}
     pids = [seat.pid for seat in run.seats]
-    ended = {seat.rank for seat in run.seats if seat.pid in closed and pids.count(seat.pid) == 1}
-    judged = {seat.node for seat in run.seats if seat.rank in in_tables}
-    return in_tables | ended if all(seat.node in judged for seat in run.seats) else frozenset()
+    ended = {seat.rank for seat in run.seats if seat.pid in ranks.closed and pids.count(seat.pid) == 1}
+    judged = {seat.node for seat in run.seats if seat.rank in ranks.in_tables}
+    return frozenset(ranks.in_tables | ended) if all(seat.node in judged for seat in run.seats) else frozenset()
 
 
 ABOUT_S = 60.0
@@ -119,7 +115,6 @@ def facts_of_ends(job: JobView, dead: Sequence[ProcessView]) -> tuple[str, ...]:
     return tuple(f"rank {each.rank} on {each.node} wrote {each.age_s:.0f} s ago: {each.text}" for each in wrote[:SAID])
 
 
-EXIT_CODE = late_regex(r"[Ee]xited with exit code (\d+)")
 LEAST_SIGNAL = 128
 """Of codes from here on a shell says which signal it was: that is the launcher's to say, and may be its own deed."""
 
@@ -177,14 +172,15 @@ def _find_cause(run: ReportedRun, table: LogTable) -> tuple[int, Cause] | None:
         if place is None:
             return None
         line = run.lines[place]
-        error = LoggedError(at=0.0, line=line.text)
+        error = LoggedError(at=0.0, line=line.line)
         return place, Cause(
             error=error, pattern=line.pattern, only_consequence=True, followed=followed, from_outside=True
         )
-    lines = enumerate(run.lines)
-    place, line = next((each for each in lines if each[1].number == verdict.line), (0, run.lines[0]))
+    numbers = list(run.numbered())
+    place = numbers.index(verdict.line) if verdict.line in numbers else 0
+    line = run.lines[place]
     cause = Cause(
-        error=LoggedError(at=0.0, line=line.text), pattern=verdict.name, only_consequence=True, followed=followed
+        error=LoggedError(at=0.0, line=line.line), pattern=verdict.name, only_consequence=True, followed=followed
     )
     if verdict.suspected:
         suspects = tuple(
@@ -269,8 +265,7 @@ def _exit_codes(run: ReportedRun) -> dict[int, int]:
     ranks = agents.case_of(run).ranks
     codes = {row.rank: row.code for row in ranks.failures if row.rank is not None and row.code}
     if ranks.tasks_are_ranks:
-        told = ((each.task, EXIT_CODE.search(each.what)) for each in ranks.tasks)
-        codes |= {task: int(code[1]) for task, code in told if task is not None and code is not None}
+        codes |= {each.task: each.code for each in ranks.tasks if each.task is not None and each.code}
     return {rank: code for rank, code in codes.items() if 0 < code < LEAST_SIGNAL}
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from slurm_watchdog.base.late_regex import late_regex
-from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.diagnose.logs.digest import Digest, shape
+from slurm_watchdog.base.text import duration
+from slurm_watchdog.diagnose.logs.digest import Digest
 from slurm_watchdog.diagnose.logs.line import Line
-from slurm_watchdog.diagnose.logs.progress import BUSY_SHAPES, RECENT, Progress, main_facts, steps_between
+from slurm_watchdog.diagnose.logs.progress import BUSY_SHAPES, RECENT, Note, Progress, main_facts, steps_between
 from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.timestamps import on_scale_of
+from slurm_watchdog.parse.training_log.line_scan import letters
 
 if TYPE_CHECKING:
     from slurm_watchdog.analysis.progress_limit import Limit
@@ -39,62 +40,55 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 LONG_S = 3600.0  # By the lines' own count of the time that passed: as long as a start may take.
 
 
-class Waiting(Struct, kw_only=False):
-    """From which line on nothing else was logged, and how many such lines; `words`: what they say."""
-
-    line: int
-    times: int
-    ended_line: int
-    words: str
-
-
-def read_waiting(digest: Digest) -> Waiting | None:
-    """The signs of life that the log ends with before its time limit; None if it ends otherwise, or tells more."""
+def read_waiting(digest: Digest, step: int | None) -> Note | None:
+    """The signs of life that the log ends with before its time limit; None if it ends otherwise, or tells more. `step`:
+    the last one."""
     ended = digest.ended_line
     if ended is None:
         return None
     end = next((line for line in digest.lines if line.number == ended), None)
     body = [line for line in digest.lines if line.number < ended and line.text.strip()]
     by_limit = end is not None and _LIMIT.search(end.raw) is not None
-    waiting = _signs_of_life(digest, body, ended)
-    if waiting is not None and (by_limit or _counted_s(waiting, body) >= LONG_S):
-        return waiting
-    return _unfinished_init(digest, body, ended) if by_limit else None
+    waiting = _signs_of_life(digest, body)
+    what = waiting[-1].text.strip()[:80] if waiting else "NCCL makes its communicators"
+    if not (by_limit or _counted_s(waiting) >= LONG_S):
+        return None
+    waiting = waiting or _unfinished_init(digest, body)
+    if not waiting:
+        return None
+    after = f"after step {step}" if step is not None else "at start, before a first step"
+    began = waiting[0].number
+    words = f"hang {after}: from line {began} to its end from outside (line {ended}) only signs of life were logged"
+    return Note(began, f"{words}, {len(waiting)} times ({what})")
 
 
-def _counted_s(waiting: Waiting, body: list[Line]) -> float:
+def _counted_s(waiting: list[Line]) -> float:
     """The time between the first and the last sign of life, where each says how much has passed; 0 if they do not."""
-    said = [_ELAPSED.search(line.text) for line in body if line.number >= waiting.line]
-    times = [float(match[1]) * _UNITS[match[2][0]] for match in said if match is not None]
-    return times[-1] - times[0] if len(times) == len(said) and times == sorted(times) else 0.0
+    said = [match for line in waiting if (match := _ELAPSED.search(line.text)) is not None]
+    times = [float(match[1]) * _UNITS[match[2][0]] for match in said]
+    return times[-1] - times[0] if times and len(times) == len(waiting) and times == sorted(times) else 0.0
 
 
-def _signs_of_life(digest: Digest, body: list[Line], ended: int) -> Waiting | None:
-    steps = {fact.line for fact in digest.facts if fact.fact.kind is EventKind.PROGRESS}
+def _signs_of_life(digest: Digest, body: list[Line]) -> list[Line]:
+    """The lines at the end that say nothing else, where they are more than ever before a step."""
+    steps = {fact.line for fact in digest.facts if fact.kind is EventKind.PROGRESS}
     longest = current = 0
     for line in body:
         if line.number in steps:
             longest, current = max(longest, current), 0
         elif _ALIVE.search(line.text):
             current += 1
-    tail: list[Line] = []
-    for line in reversed(body):
-        if line.number in steps or not _ALIVE.search(line.text):
-            break
-        tail.append(line)
-    if len(tail) < max(REPEATS, LONGER * longest):
-        return None
-    return Waiting(tail[-1].number, len(tail), ended, tail[0].text.strip()[:80])
+    tail = list(takewhile(lambda line: line.number not in steps and _ALIVE.search(line.text), reversed(body)))
+    return tail[::-1] if len(tail) >= max(REPEATS, LONGER * longest) else []
 
 
-def _unfinished_init(digest: Digest, body: list[Line], ended: int) -> Waiting | None:
+def _unfinished_init(digest: Digest, body: list[Line]) -> list[Line]:
     """NCCL's lines of ranks that make communicators, of which none was complete, and nothing else since."""
     begun = [line for line in body if _OF_NCCL.search(line.raw)]
     if digest.facts or len(begun) < 2 or any(_INIT_DONE.search(line.raw) for line in body):
-        return None
-    if any(line.number > begun[0].number and not _OF_NCCL.search(line.raw) for line in body):
-        return None
-    return Waiting(begun[0].number, len(begun), ended, "NCCL makes its communicators")
+        return []
+    others = any(line.number > begun[0].number and not _OF_NCCL.search(line.raw) for line in body)
+    return [] if others else begun
 
 
 COMPARED = 20
@@ -102,17 +96,9 @@ CLOCKS_APART_S = 60.0
 """Two files that log the same steps so close in time have the same clock; zones differ by 15 min and more."""
 
 
-class Silence(Struct):
-    silent_s: float
-    limit_s: float
-    reason: str
-    line: int
-    phase: str | None
-
-
 def read_silence(
     digest: Digest, progress: Progress, seen_at: float | None, written_at: float | None, limits: PhaseLimits
-) -> Silence | None:
+) -> Note | None:
     """A run that says nothing of progress any more, for longer than is normal; None if it cannot be told.
 
     `seen_at`: when the log was looked at, on its own clock; None: its last line's time counts. `written_at`: the file's
@@ -121,7 +107,7 @@ def read_silence(
     if progress.finished:
         return None
     rises = {line for line, _ in progress.rises}
-    active = [f for f in digest.facts if f.line in rises or f.fact.kind in (EventKind.PHASE, EventKind.CHECKPOINT)]
+    active = [f for f in digest.facts if f.line in rises or f.kind in (EventKind.PHASE, EventKind.CHECKPOINT)]
     last = max(active, key=lambda fact: fact.line) if active else None
     line = last.line if last is not None else 1
     ends = digest.ends(line)
@@ -134,14 +120,16 @@ def read_silence(
     end = max(end if seen_at is None else on_scale_of(end, digest.clock, ends), ends or since)
     if _says_much_new(digest, line):
         return None
-    phase = last.fact.phase if last is not None and last.fact.kind is EventKind.PHASE else None
+    phase = last.phase if last is not None and last.kind is EventKind.PHASE else None
     limit = _limit(digest, progress, phase, limits)
     silent_s = end - since
     if silent_s <= limit.seconds:
         return None
-    return Silence(
-        silent_s=silent_s, limit_s=limit.seconds, reason=limit.reason, line=progress.last_line or line, phase=phase
-    )
+    after = f"after step {progress.last_step}" if progress.last_step is not None else "before its first step was logged"
+    said = f" (the log says {phase})" if phase else ""
+    line = progress.last_line or line
+    words = f"hang: no progress for {duration(silent_s)} {after}{said}, line {line}; "
+    return Note(line, f"{words}{duration(limit.seconds)} would be normal ({limit.reason})")
 
 
 def _limit(digest: Digest, progress: Progress, phase: str | None, limits: PhaseLimits) -> Limit:
@@ -162,8 +150,8 @@ def _interval_by_steps(digest: Digest, progress: Progress) -> float:
 
 def _says_much_new(digest: Digest, line: int) -> bool:
     """Whether lines of many new sorts came after `line`: it does something, although we do not know what."""
-    before = {shape(each.text) for each in digest.lines if each.number <= line}
-    new = {shape(each.text) for each in digest.lines if each.number > line} - before
+    before = {letters(each.text) for each in digest.lines if each.number <= line}
+    new = {letters(each.text) for each in digest.lines if each.number > line} - before
     return len(new) >= BUSY_SHAPES
 
 
@@ -195,4 +183,4 @@ def _last_steps(digest: Digest) -> dict[int, float]:
     if digest.clock not in ("zoned", "local"):
         return {}
     facts = main_facts(digest)[-COMPARED:]
-    return {fact.fact.step: fact.at for fact in facts if fact.fact.step is not None and fact.at is not None}
+    return {fact.step: fact.at for fact in facts if fact.step is not None and fact.at is not None}

@@ -160,7 +160,6 @@ class FoundError(msgspec.Struct):
     ignored: bool = False  # Python itself says that it is ignored.
     retried: bool = False  # What its stream says next is that it tries again.
     chained: bool = False  # It was raised because of the one before it in its stream.
-    segment: int = 0
     raw_text: str = ""  # The whole line.
     detail: list[str] = msgspec.field(default_factory=list)
     began: int = 0  # The line of its traceback's header, where the stream has a name; else its own.
@@ -186,14 +185,8 @@ class _Stream(msgspec.Struct):
     relayed: Who | None = None  # Whose traceback this one is a copy of.
 
 
-def find_errors(
-    lines: Iterable[Line], segments: dict[int, int] | None = None, origin: Stamp | None = None
-) -> list[FoundError]:
-    """The errors in the lines (in the order of the file, with gaps), in that order.
-
-    `segments` has for each line's number the excerpt that it stands in, where a text has several; `origin` is that of
-    the log's clock.
-    """
+def find_errors(lines: Iterable[Line], origin: Stamp | None = None) -> list[FoundError]:
+    """The errors in the lines (in the order of the file, with gaps), in that order; `origin`: of the log's clock."""
     clock = Clock(origin)
     streams: dict[Who, _Stream] = {}
     found: list[FoundError] = []
@@ -224,7 +217,6 @@ def find_errors(
         ):
             found[-1].detail.append(line.text.strip()[:300])  # a message of several lines has its prefix only once
         if error is not None:
-            error.segment = 0 if segments is None else segments.get(line.number, 0)
             found.append(error)
     _set_general_words_back(found)
     return _without_told_headers(found)

@@ -11,10 +11,11 @@ from slurm_watchdog.base.text import listed, shortened
 from slurm_watchdog.diagnose.logs.attribution import rank_of_dead_process, task_of
 from slurm_watchdog.diagnose.logs.case import LogCase, LogVerdict, after_step, rank_words, sentence
 from slurm_watchdog.diagnose.logs.collective_timeouts import Suspects, group_is_all, lost_rank, suspects_of
-from slurm_watchdog.diagnose.logs.first_to_end import End, Felt, FirstToEnd, first_to_end
+from slurm_watchdog.diagnose.logs.first_to_end import FirstToEnd, first_to_end
 from slurm_watchdog.diagnose.logs.line import Who
 from slurm_watchdog.diagnose.logs.ranks import short_host
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
+from slurm_watchdog.knowledge.launcher_exits import Ending
 from slurm_watchdog.knowledge.log_signatures import log_table
 
 TIMED_OUT = (
@@ -55,14 +56,14 @@ def of_consequences(case: LogCase, felt_errors: list[FoundError], ended_by: Foun
     one = first.one if first is not None else None
     if ended_by is not None and not timeouts and not _failed_before(ended_by, first):
         return None
-    if one is not None and one.how.first_hand and (not timeouts or one.line < timeouts[0].line):
+    if one is not None and one.first_hand and (not timeouts or one.line < timeouts[0].line):
         return _of_end(case, one, felt_errors)
     if timeouts:
         return _of_timeouts(case, timeouts, felt_errors)
     died = [error for error in felt_errors if error.name == "ray_actor_died"]
     if died and rank_of_dead_process(case)[0] not in (None, *(case.ranks.rank_of(error.who) for error in felt)):
         return _of_ends(case, died, felt_errors)
-    if one is not None and (one.how.rank is not None or not felt):
+    if one is not None and (one.rank is not None or not felt):
         return _of_end(case, one, felt_errors)
     if felt:
         return _of_lost(case, felt, felt_errors) or _unexplained(case, felt[0], felt_errors)
@@ -82,17 +83,10 @@ def _cut(case: LogCase, ended_by: FoundError | None) -> int | None:
 
 def _first_to_end(case: LogCase, felt: Sequence[FoundError], cut: int | None) -> FirstToEnd | None:
     survived = {error.line for error in case.errors if error.role == "noise"}
-    alive = [error for error in case.errors if error.role != "noise"]
-    segments = case.sources[alive[0].source].digest.segments if alive else None
-    here = alive[0].segment if alive else 0
-
-    def counts(line: int) -> bool:
-        return line not in survived and (segments is None or segments.get(line) == here)
-
     said_by = [(error, case.ranks.rank_of(error.who)) for error in felt]
     ranks = frozenset(rank for _, rank in said_by if rank is not None)
     codes = frozenset(-signal.SIGABRT if _OF_CPP.match(error.text) else 1 for error, rank in said_by if rank is None)
-    return first_to_end(case.ranks, Felt(ranks, codes), cut, counts)
+    return first_to_end(case.ranks, ranks, codes, cut, survived)
 
 
 def _ends_nothing(error: FoundError) -> bool:
@@ -108,7 +102,7 @@ def _failed_before(ended_by: FoundError, first: FirstToEnd | None) -> bool:
         return False
     if first.one is not None and first.one.explains:
         return True
-    own = any(end.how.signal is None or end.explains for end in first.ends)
+    own = any(end.signal is None or end.explains for end in first.ends)
     return own and ended_by.name == "cancelled" and "DUE TO" not in ended_by.raw_text
 
 
@@ -169,20 +163,20 @@ def _suspected(suspects: Suspects | None) -> str:
     return f"{listed(suspects.ranks, 'rank')} {suspects.reason}"
 
 
-def _of_end(case: LogCase, end: End, felt_errors: Sequence[FoundError]) -> LogVerdict:
-    how, error = end.how, _error_at(case, end)
-    host = how.host or (case.ranks.host_of(Who(), how.rank) if how.rank is not None else None)
-    process = f"local rank {how.local}" if how.local is not None else "a process"
-    who = rank_words(how.rank, host) if how.rank is not None else f"{process} on {host}" if host else process
-    memory = how.signal == signal.SIGKILL and not end.out_of_memory
+def _of_end(case: LogCase, end: Ending, felt_errors: Sequence[FoundError]) -> LogVerdict:
+    error = _error_at(case, end)
+    host = end.host or (case.ranks.host_of(Who(), end.rank) if end.rank is not None else None)
+    process = f"local rank {end.local}" if end.local is not None else "a process"
+    who = rank_words(end.rank, host) if end.rank is not None else f"{process} on {host}" if host else process
+    memory = end.signal == signal.SIGKILL and not end.out_of_memory
     likely, see = (", as the kernel does for memory", "see dmesg and sacct; ") if memory else ("", "")
-    said = f"Slurm says {end.slurms}; " if end.slurms else ""
-    name, words = end.row, end.words
+    said = f"Slurm says {end.what}; " if end.what else ""
+    name, words = end.name, end.words
     if error is not None and error.name == "mpi_abort":
         name, words = error.name, "called MPI_Abort"
     summary = f"{who} {words}{likely}{after_step(case, error)} (line {end.line}): {said}{see}it logged no error"
     return LogVerdict(
-        name, end.line, error.source if error else 0, sentence(summary), host, how.rank, _words_of(end, error),
+        name, end.line, error.source if error else 0, sentence(summary), host, end.rank, _words_of(end, error),
         followed=max(0, len(felt_errors) - 1), explained=end.explains, how=words,
     )  # fmt: skip
 
@@ -193,36 +187,36 @@ def _of_several(case: LogCase, first: FirstToEnd, felt_errors: Sequence[FoundErr
     end = first.ends[0]
     error = _error_at(case, end)
     alike = len({each.words for each in first.ends}) == 1
-    ranks = sorted({each.how.rank for each in first.ends if each.how.rank is not None})
-    what = "ranks" if ranks else "tasks" if end.slurms else "processes"
+    ranks = sorted({each.rank for each in first.ends if each.rank is not None})
+    what = "ranks" if ranks else "tasks" if end.what else "processes"
     where = f", all on {first.host}," if first.host is not None else ""
     who = f"{first.number} {what}{where}"
     if len(ranks) == first.number <= FEW:
-        on = [f"{each.how.rank}{f' ({each.how.host})' if each.how.host else ''}" for each in first.ends]
+        on = [f"{each.rank}{f' ({each.host})' if each.host else ''}" for each in first.ends]
         who = f"ranks {' and '.join(on)}"
     how = f"{end.words.replace('was ', 'were ', 1)} alike" if alike else "ended"
     summary = (
         f"{who} {how}{after_step(case, error)} (line {end.line}): nothing shows which of them was first, and their own "
         "words are not in the log"
     )
-    names = {each.row for each in first.ends}
+    names = {each.name for each in first.ends}
     return LogVerdict(
-        end.row if len(names) == 1 else "launcher", end.line, error.source if error else 0, sentence(summary),
+        end.name if len(names) == 1 else "launcher", end.line, error.source if error else 0, sentence(summary),
         first.host, None, _words_of(end, error), tuple(ranks), first.number, max(0, len(felt_errors) - 1),
         explained=False, how=end.words if alike else "",
     )  # fmt: skip
 
 
-def _error_at(case: LogCase, end: End) -> FoundError | None:
+def _error_at(case: LogCase, end: Ending) -> FoundError | None:
     error = next((error for error in case.errors if error.line == end.line), None)
     if error is not None:
         error.role = "cause"
     return error
 
 
-def _words_of(end: End, error: FoundError | None) -> str:
+def _words_of(end: Ending, error: FoundError | None) -> str:
     """The line itself, and how that is read."""
-    return f"{error.text} ({end.words})" if error is not None else end.slurms or end.words
+    return f"{error.text} ({end.words})" if error is not None else end.what or end.words
 
 
 def _of_ends(case: LogCase, last: list[FoundError], felt_errors: Sequence[FoundError]) -> LogVerdict:

@@ -73,7 +73,7 @@ def ordered_case(sources: Sequence[Source], ranks: Ranks) -> LogCase:
     clocks = {sources[number].digest.clock for number in speaking}
     timed = len(speaking) <= 1 or (len(clocks) == 1 and None not in clocks and "clock" not in clocks)
     if timed:
-        errors.sort(key=lambda e: (e.segment, e.at if e.at is not None else float("-inf"), e.source, e.began or e.line))
+        errors.sort(key=lambda e: (e.at if e.at is not None else float("-inf"), e.source, e.began or e.line))
     else:
         errors.sort(key=lambda e: (e.source, e.line))
     return LogCase(sources, ranks, errors, timed=timed)
@@ -91,17 +91,6 @@ def _of_errors(case: LogCase) -> LogVerdict | None:
         error.role = "teardown" if is_teardown else "cascade"
     if not alive:
         return None
-    if alive[0].segment != alive[-1].segment:
-        # Excerpts of several incidents: the first that shows one counts.
-        for segment in sorted({error.segment for error in alive}):
-            verdict = _of_one(case, [error for error in alive if error.segment == segment])
-            if verdict is not None:
-                return verdict
-        return None
-    return _of_one(case, alive)
-
-
-def _of_one(case: LogCase, alive: list[FoundError]) -> LogVerdict | None:
     ended = next((place for place, error in enumerate(alive) if _ends_from_outside(error)), len(alive))
     before, after = alive[:ended], alive[ended:]
     if after and TOLD_TO_END.search(after[0].text):
@@ -229,9 +218,9 @@ def _first_to_fail(alive: Sequence[FoundError], ranks: Ranks) -> int | None:
     own = {ranks.rank_of(e.who) for e in alive if is_root(e) and not e.chained and e.name not in log_table().headers}
     roots = [row for row in ranks.failures if row.root]
     mine = [row for row in roots if row.rank is not None and row.rank in own and (row.code or 0) > 0]
-    if len(mine) != 1 or (first := mine[0].stamp) is None:
+    if len(mine) != 1 or (first := mine[0].at) is None:
         return None
-    earlier = any(row.stamp is None or row.stamp.seconds < first.seconds for row in roots)
+    earlier = any(row.at is None or row.at < first for row in roots)
     return None if earlier else mine[0].rank
 
 

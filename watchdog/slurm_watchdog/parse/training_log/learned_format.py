@@ -153,20 +153,20 @@ class Learner(msgspec.Struct):
     _chosen: tuple[int | None, str] | None = None
     """The form that counts. Others may count something else, and both together would be no count."""
 
-    def feed(self, block: bytes, at: float) -> list[tuple[str, LogFact]]:
+    def feed(self, block: bytes, at: float) -> list[LogFact]:
         """Takes whole lines that were in the file at `at` (seconds, monotonic); returns those that say progress."""
         gap = len(block) > MAX_BYTES
         if gap:
             block = block[-MAX_BYTES:].partition(b"\n")[2]
         lower = block.lower()
         words = [word for word in WORDS if word in lower]
-        found: list[tuple[str, LogFact]] = []
+        found: list[LogFact] = []
         for raw, small in zip(block.split(b"\n"), lower.split(b"\n"), strict=True) if words else ():
             if len(raw) <= MAX_CHARS and any(word in small for word in words):
                 line = raw.decode("utf-8", errors="replace")
                 count = self._count_of_line(line, at, gap)
                 if count is not None:
-                    found.append((line, LogFact(kind=EventKind.PROGRESS, pattern="learnt", count=count)))
+                    found.append(LogFact(kind=EventKind.PROGRESS, pattern="learnt", count=count, text=line))
         return found
 
     def _count_of_line(self, line: str, at: float, gap: bool) -> float | None:

@@ -178,7 +178,8 @@ def parse_line(line: str, rows: Rows | None = None, last: Pattern | None = None)
     lower = text.lower()
     fact = _own(text, who, rows) if rows.own else None
     fact = fact or _error(text, lower, who, rows) or _sign(text, lower, who, rows)
-    return fact or _progress(text, lower, who, rows, last)
+    fact = fact or _progress(text, lower, who, rows, last)
+    return None if fact is None else replace(fact, text=line)
 
 
 def _own(text: str, who: dict[str, Any], rows: Rows) -> LogFact | None:

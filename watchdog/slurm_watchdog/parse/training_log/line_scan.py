@@ -68,12 +68,12 @@ class ShapeMemory(msgspec.Struct):
     errors_in_full: int = IN_FULL
     steps_in_full: int = STEPS_IN_FULL
     evenly: int = EVENLY
+    at_end: int = 2  # Lines of one shape that are parsed at a piece's end, beside the last of these.
     look: int = 0  # Lines are counted anew in each.
     known: dict[bytes, Shape | None] = msgspec.field(default_factory=dict)  # None: its lines say nothing.
 
-    def telling(self, shapes: Iterable[bytes], needles: Needles, own: tuple[Pattern, ...]) -> dict[bytes, Shape]:
+    def telling(self, wanted: set[bytes], needles: Needles, own: tuple[Pattern, ...]) -> dict[bytes, Shape]:
         """Those of the shapes whose lines may say something."""
-        wanted = set(shapes)
         new = wanted.difference(self.known)
         found = {each: shape for each in wanted - new if (shape := self.known[each]) is not None}
         if not new:
@@ -89,15 +89,14 @@ class ShapeMemory(msgspec.Struct):
 
 
 class Scan(msgspec.Struct):
-    """What a block says: `facts` with their lines (without their ends), in order."""
+    """What a block says: `facts` in the order of their lines."""
 
-    facts: list[tuple[str, LogFact]] = msgspec.field(default_factory=list)
+    facts: list[LogFact] = msgspec.field(default_factory=list)
     left_out: int = 0  # Lines that were not parsed, of a shape whose other lines gave facts.
     errors_left_out: int = 0  # Of these, lines whose like were all errors: at least so many are.
     parsed: int = 0  # Lines that were given to parse_line.
-    places: list[int] = msgspec.field(default_factory=list)  # Of each fact the line of the block, counted from 0.
-    stand_for: list[int] = msgspec.field(default_factory=list)  # … and how many lines like it it stands for.
     lines: int = 0  # How many line feeds the block has.
+    shapes: set[bytes] = msgspec.field(default_factory=set)  # Of all its lines.
 
 
 def letters(text: str | bytes) -> bytes:
@@ -186,7 +185,9 @@ def pieces(block: bytes) -> Iterator[bytes]:
 def _scan_piece(piece: bytes, memory: ShapeMemory, found: Scan, own: tuple[Pattern, ...]) -> None:
     shapes, first = _shapes(piece), found.lines
     found.lines += len(shapes) - 1
-    telling = memory.telling(shapes, needles_in_force(), own)
+    of_piece = set(shapes)
+    found.shapes |= of_piece
+    telling = memory.telling(of_piece, needles_in_force(), own)
     if not telling:
         return
     alike: dict[bytes, list[int]] = {shape: [] for shape in telling}
@@ -194,7 +195,7 @@ def _scan_piece(piece: bytes, memory: ShapeMemory, found: Scan, own: tuple[Patte
         if shape in alike:
             alike[shape].append(at)
     lines = piece.split(b"\n")
-    facts: list[_Parsed] = []
+    facts: list[LogFact] = []
 
     def usual_steps() -> bytes | None:
         steps = [text for text in alike if telling[text].last is not None and not telling[text].rows.signatures]
@@ -205,15 +206,14 @@ def _scan_piece(piece: bytes, memory: ShapeMemory, found: Scan, own: tuple[Patte
         facts += _parse_alike(telling[text], places, lines, memory, found, is_usual=text == usual)
     usual = usual_steps()  # of a file that is read for the first time it is known by now
     if usual is not None and len(alike) > 1:
-        facts += _parse_between(telling[usual], alike[usual], [at for at, *_ in facts], lines, found)
-    facts.sort(key=lambda each: each[0])
-    found.facts += [(text, fact) for _, text, fact, _ in facts]
-    found.places += [first + at for at, _, _, _ in facts]
-    found.stand_for += [count for _, _, _, count in facts]
+        facts += _parse_between(telling[usual], alike[usual], [fact.line for fact in facts], lines, found)
+    facts.sort(key=lambda each: each.line)
+    found.facts += [replace(fact, line=first + fact.line) for fact in facts] if first else facts
 
 
 def _shapes(piece: bytes) -> list[bytes]:
-    plain = _ESCAPES.sub(b"", piece) if b"\x1b" in piece else piece
+    has_escapes = b"\x1b" in piece
+    plain = _ESCAPES.sub(b"", piece) if has_escapes else piece
     if b"x" in plain and b"0x" in plain:  # zeros are everywhere: to search for both takes longer than all else
         plain = _ADDRESS.sub(b"", plain)
     if not plain.isascii():
@@ -221,74 +221,72 @@ def _shapes(piece: bytes) -> list[bytes]:
     shapes = letters(plain).split(b"\n")
     if len(piece) > PIECE_BYTES:  # it holds a line longer than itself
         shapes = [shape[:MAX_LINE_BYTES] for shape in shapes]
-    if _TITLE in piece:
+    if has_escapes and _TITLE in piece:
         lines = zip(shapes, piece.split(b"\n"), strict=True)
         shapes = [_TITLE + letters(line)[:MAX_LINE_BYTES] if _TITLE in line else shape for shape, line in lines]
     return shapes
 
 
-_Parsed = tuple[int, str, LogFact, int]  # Place, line, what it says, and for how many lines it stands.
-
-
 def _parse_alike(
     shape: Shape, places: list[int], lines: list[bytes], memory: ShapeMemory, found: Scan, *, is_usual: bool
-) -> list[_Parsed]:
+) -> list[LogFact]:
     if shape.look != memory.look:
         shape.look, shape.parsed = memory.look, 0
     is_rare = shape.rows.signatures or (not is_usual and (shape.tells or not shape.is_barren))
     in_full = max(memory.steps_in_full, memory.errors_in_full if is_rare else 0)
-    chosen, before = _chosen(places, max(0, in_full - shape.parsed), memory.evenly), found.parsed
-    facts: list[_Parsed] = []
+    chosen, before = _chosen(places, max(0, in_full - shape.parsed), memory), found.parsed
+    facts: list[LogFact] = []
     for at, count in chosen:
         if not shape.tells and shape.parsed >= BARREN and at != chosen[-1][0]:
             continue
         shape.parsed += 1
-        if (fact := _parse(shape, lines[at], found)) is not None:
+        if (fact := _parse(shape, lines, at, count, found)) is not None:
             shape.tells = True
-            facts.append((at, *fact, count))
+            facts.append(fact)
         else:
             shape.is_barren = True
     if facts:
         left_out = len(places) - (found.parsed - before)
         found.left_out += left_out
-        if sum(fact.kind is EventKind.ERROR for _, _, fact, _ in facts) == found.parsed - before:
+        if sum(fact.kind is EventKind.ERROR for fact in facts) == found.parsed - before:
             found.errors_left_out += left_out
     return facts
 
 
-def _parse(shape: Shape, line: bytes, found: Scan) -> tuple[str, LogFact] | None:
-    text = line[:MAX_LINE_BYTES].decode("utf-8", errors="replace")
+def _parse(shape: Shape, lines: list[bytes], at: int, count: int, found: Scan) -> LogFact | None:
+    text = lines[at][:MAX_LINE_BYTES].decode("utf-8", errors="replace")
     found.parsed += 1
     fact = parse_line(text, shape.rows, shape.last)
     if fact is None:
         return None
     if shape.last is None or shape.last.name != fact.pattern:
         shape.last = next((row for row in shape.rows.patterns if row.name == fact.pattern), None)
-    return text, fact
+    return replace(fact, line=at, stands_for=count)
 
 
 def _parse_between(
     shape: Shape, places: list[int], parsed: list[int], lines: list[bytes], found: Scan
-) -> Iterator[_Parsed]:
+) -> Iterator[LogFact]:
     """Of the usual shape of steps one line between any two of others: what is read as three bad losses in a row was
     three in a row."""
     usual = set(places)
     for one, two in pairwise(sorted(parsed)):
         at = len(places) if one in usual or two in usual else bisect(places, one)
-        if at < len(places) and places[at] < two and (fact := _parse(shape, lines[places[at]], found)) is not None:
-            yield places[at], *fact, 0
+        if at < len(places) and places[at] < two and (fact := _parse(shape, lines, places[at], 0, found)) is not None:
+            yield fact
 
 
-def _chosen(places: list[int], in_full: int, evenly: int) -> list[tuple[int, int]]:
+def _chosen(places: list[int], in_full: int, memory: ShapeMemory) -> list[tuple[int, int]]:
     """Which lines of one shape are parsed, and for how many each stands: the first ones, of the others an even choice,
-    and the last three, for a loss that comes back now and then must not look like one that lasts."""
-    if len(places) <= in_full + evenly:
+    and the last ones, for a loss that comes back now and then must not look like one that lasts."""
+    at_end = min(memory.at_end, memory.evenly - 1)
+    evenly = memory.evenly - at_end  # The last of them is one of the last three.
+    if len(places) <= in_full + memory.evenly:
         return [(at, 1) for at in places]
-    last = min(2, evenly - 1)  # The third of them is the last one of the even choice.
-    others, evenly = places[in_full : len(places) - last], evenly - last
+    others = places[in_full : len(places) - at_end]
     ends = [(place + 1) * len(others) // evenly for place in range(evenly)]
     even = [(others[end - 1], end - begin) for begin, end in zip([0, *ends], ends, strict=False)]
-    return [(at, 1) for at in places[:in_full]] + even + [(at, 1) for at in places[len(places) - last :]]
+    return [(at, 1) for at in places[:in_full]] + even + [(at, 1) for at in places[len(places) - at_end :]]
 
 
 def with_needle(shapes: set[bytes], needles: tuple[bytes, ...]) -> set[bytes]:

@@ -11,6 +11,7 @@ from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.redact import mask_cut
 from slurm_watchdog.knowledge.progress_patterns import PREFIXES
 from slurm_watchdog.model.observations import Said
+from slurm_watchdog.parse.timestamps import Stamp
 
 MAX_DIGITS = 18
 """Of a whole number: what is longer counts nothing, and has no place in 64 bits (slurm_watchdog.wire.codec)."""
@@ -131,6 +132,14 @@ class LogFact(Said):
     """What a line says. A line of progress has a `step` or a `count`; both compare within one pattern only."""
 
     pattern: str
+    text: str = ""  # The line, without its end.
+    line: int = 0  # Its place: in a block, counted from 0, or in a file, from 1.
+    stands_for: int = 1  # How many lines like it, of which it is the one that was parsed.
+    batch: int | None = None  # Samples of one step over all ranks, as the line says.
+    stamp: Stamp | None = None
+    until: Stamp | None = None
+    """Of the last line of a log that says something, if it has no time: that of the next line with one."""
+    at: float | None = None  # On the clock of the log; set when all is read.
     epoch: int | None = None
     """Epochs that were finished before, where steps are counted within one: `in_epoch` of `epoch_steps` are done."""
     in_epoch: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from slurm_watchdog.agent.children.children import Children
 from slurm_watchdog.agent.children.requests import WorkerState
+from slurm_watchdog.agent.gpu.nvml import HEALTH, LIST, NvmlMemory
 from slurm_watchdog.agent.gpu.reader import GpuReader
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import Gpu, HungProbe, NodeEvent
@@ -34,8 +36,16 @@ class Node:
             if library is not None and scenario is not None:
                 ctypes.CDLL(str(library))
                 os.environ.update(scenario.environment)
-            return BY_NAME["read_gpus"].do(request, state)
+            answer = BY_NAME["read_gpus"].do(request, state)
+            session = state.memory(NvmlMemory).session
+            with open(self._turns, "a") as file:
+                for index, (_, identity) in session.devices.items() if session is not None else ():
+                    turns = session.kept[identity.uuid].turns
+                    file.writelines(f"{what},{index}\n" for what in (LIST, HEALTH) if turns.get(what) == request.now)
+            return answer
 
+        with tempfile.NamedTemporaryFile(delete=False) as file:
+            self._turns = file.name
         self.probes = Children(tasks(read_gpus=read_gpus))
         self.gpus = GpuReader(self.probes, **limits)
         if hurry:
@@ -44,6 +54,11 @@ class Node:
         """What has passed besides real time."""
         self.deadline_s, self.patience_s = 20.0, 10.0
         """A busy machine may be slow; tests about slowness take both away with `impatient`."""
+
+    def turns(self) -> list[tuple[str, int]]:
+        """(what, index of the GPU) of all that was read in turn so far."""
+        lines = [line.split(",") for line in Path(self._turns).read_text().splitlines()]
+        return [(what, int(index)) for what, index in lines]
 
     def impatient(self) -> None:
         self.deadline_s, self.patience_s = SHORT_DEADLINE_S, 0.0

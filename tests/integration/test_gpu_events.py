@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.gpu import nvml_health
+from slurm_watchdog.agent.gpu import nvml
 from slurm_watchdog.agent.gpu import reader as gpu_reader
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.observations import NodeEvent
@@ -93,11 +93,11 @@ def test_a_flood_is_taken_in_bounded_portions_and_what_is_too_much_is_counted(no
     many = tuple((sequence, 1000 + sequence, standin.XID) for sequence in range(1, 101))
     scenario.change(0, events=many)
     node.tick()
-    assert len(node.events()) == nvml_health.MAX_EVENTS
+    assert len(node.events()) == nvml.MAX_EVENTS
     for _ in range(4):
         node.tick()
     assert len(node.events()) == gpu_reader.MAX_EVENTS
-    assert node.dropped() == 100 - nvml_health.MAX_EVENTS - gpu_reader.MAX_EVENTS
+    assert node.dropped() == 100 - nvml.MAX_EVENTS - gpu_reader.MAX_EVENTS
     node.tick()
     assert (node.events(), node.dropped()) == ((), 0)
 

@@ -6,10 +6,9 @@ The requests are in slurm_watchdog.agent.children.requests, each with the type o
 from __future__ import annotations
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.observations import CallTarget, Checkpoint, Event, Gpu, GpuHealth, Link, LogFile
+from slurm_watchdog.model.observations import CallTarget, Checkpoint, Event, Gpu, Link, LogFile
 
 
 class IdentifiedProcess(Struct):
@@ -149,29 +148,11 @@ class ScannedPlace(Checkpoint):
     at_ns: int = 0  # When `path` was complete, or the file was changed, by the filesystem's clock; 0: not known.
 
 
-class GpuHealthRow(GpuHealth):
-    """Of one GPU, with the one value of the others that is read as seldom."""
-
-    memory_clock_hz: float | None = None
-
-
-GpuProcesses = tuple[tuple[int, int | None], ...]
-"""(pid, bytes) of each process that computes; None: NVML does not know how many bytes."""
-
-
-class GpuRow(Gpu):
-    """One GPU, with what is read of it in turn."""
-
-    unreadable: bool = False  # It answered nothing at all.
-    processes: GpuProcesses | UnsetType | None = UNSET  # UNSET: it was not its turn; None: NVML refused.
-    health: GpuHealthRow | UnsetType | None = UNSET
-
-
 class GpuReading(Struct):
     """All GPUs of a node, or why there is nothing to read."""
 
     missing: str = ""  # This node has no driver.
     error: str = ""  # NVML as a whole refuses.
-    gpus: tuple[GpuRow, ...] | None = None
+    gpus: tuple[Gpu, ...] | None = None
     events: tuple[tuple[int, int, str | None], ...] = ()  # (type, data, UUID).
     driver_s: float = 0.0  # Spent inside NVML.

@@ -305,13 +305,12 @@ class ReadLinks(Request[list[LinkCounters]]):
 
 
 class ReadGpus(Request[GpuReading]):
-    """NVML's values of every GPU."""
+    """NVML's values of every GPU: what is due of them."""
 
     task = "read_gpus"
-    dear: Literal["all"] | list[tuple[int, str]]
-    """What is read besides, as (index, PROCESSES or HEALTH), the most urgent first: the first of them, and
-    more while `budget_s` of driver time lasts. `all`: the processes of every GPU, whatever it takes."""
-    budget_s: Seconds
+    now: float
+    list_all: bool = False  # The processes of every GPU, whatever it takes.
+    missed: bool = False  # The agent knows GPUs that NVML does not list any more.
 
 
 Memory = TypeVar("Memory")

@@ -68,12 +68,7 @@ class LinkCounters(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     link: Link
     at: float
-    sent_bytes: int | None = None
-    received_bytes: int | None = None
-    waits: int | None = None  # Ticks in which it had something to send and no credit (PortXmitWait).
-    marked: int | None = None
-    slowed: int | None = None
-    resent: int | None = None  # What these are: slurm_watchdog.model.observations.Link.
+    counts: dict[str, int]  # Of what becomes a rate of the link: `sent_bytes` of `sent_bytes_s`.
 
 
 class FollowedFile(LogFile):

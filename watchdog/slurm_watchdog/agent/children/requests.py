@@ -143,7 +143,6 @@ class ReadProcessStates(Request[list[ProcessState]]):
 
     task = "read_process_states"
     processes: Annotated[list[tuple[Pid, Ticks]], Meta(max_length=256)]
-    silent_mounts: Annotated[list[Path], Meta(max_length=256)]
 
 
 class DumpProcessStacks(Request[list[ProcessStack]]):

@@ -98,8 +98,8 @@ def _parts(path: str) -> list[str]:
 
 
 # -- by the names that a job has for its files ---------------------------------------------------------------------
-# A job may have a /tmp of its own (job_container/tmpfs), or a whole container: then a name means another file to it than
-# to the agent. It is looked up below the root of one of its processes, above which no link and no `..` leads.
+# A job may have a /tmp of its own (job_container/tmpfs), or a whole container: then a name means another file to it. It
+# is looked up below the root of one of its processes, above which no link and no `..` leads.
 
 Roots = Mapping[int | None, int | None]
 """Rank -> descriptor of the root below which its files are looked up, None for the agent's own; the rank None stands

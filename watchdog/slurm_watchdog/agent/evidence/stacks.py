@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.children.become_user import CAP_SYS_PTRACE, read_refusal
 from slurm_watchdog.agent.children.requests import DumpProcessStacks, WorkerState
 from slurm_watchdog.agent.evidence.tool import Means, Ran, run_tools
-from slurm_watchdog.agent.proc.entry import parse_status
+from slurm_watchdog.agent.proc.entry import Stat, parse_status
 from slurm_watchdog.agent.proc.files import read_call_name, read_file, read_stat, read_words
 from slurm_watchdog.agent.proc.system_call import SystemCall, int32, parse_io_bytes, parse_syscall
 from slurm_watchdog.base import clock
@@ -62,29 +62,42 @@ PIDFD_GETFD = 438  # Number of this call on every architecture (Linux 5.6).
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def read_socket_bytes(pid: int) -> tuple[SocketBytes, ...]:
-    """Of each connection that a thread of `pid` waits for, as far as that can be known."""
-    found: dict[str, SocketBytes] = {}
+LOOKS = 3  # A thread may wake between the reading of its state and that of its system call.
+
+
+def read_threads(pid: int) -> tuple[tuple[WaitingThreads, ...] | None, tuple[SocketBytes, ...]]:
+    """Of the process `pid`: its threads without the main one, counted by name, state and system call, None where that
+    cannot be known of all; and the connections that its threads wait for, as far as that can be known."""
+    alike, sockets = Counter[tuple[str, str, str]](), dict[str, SocketBytes]()
     try:
-        threads = os.listdir(f"/proc/{pid}/task")[:MOST_THREADS]
+        numbers = os.listdir(f"/proc/{pid}/task")
     except OSError:
-        return ()
-    for thread in threads:
-        with suppress(OSError, ValueError, struct.error):
-            for fd in _waits_for(pid, f"/proc/{pid}/task/{thread}"):
-                name = os.readlink(f"/proc/{pid}/fd/{fd}")
-                known = not name.startswith("socket:") or name in found or len(found) == MOST_CONNECTIONS
+        return None, ()
+    whole = len(numbers) <= MOST_THREADS + 1
+    for number in numbers[: MOST_THREADS + 1]:
+        with suppress(OSError, ValueError, struct.error):  # it has ended meanwhile
+            stat, call = _look_at(pid, number)
+            name = name_of(call.number, os.uname().machine) if call is not None and call.number >= 0 else ""
+            if number != str(pid):
+                whole &= call is not None or stat.state == "R"
+                alike[stat.comm, stat.state, name] += 1
+            # Not of one in D: it may hold a connection's own lock.
+            for fd in _descriptors(pid, call, name) if call is not None and stat.state == "S" else ():
+                link = os.readlink(f"/proc/{pid}/fd/{fd}")
+                known = not link.startswith("socket:") or link in sockets or len(sockets) == MOST_CONNECTIONS
                 if not known and (count := _count(pid, fd)) is not None:
-                    found[name] = SocketBytes(socket=name, moved=count)
-    return tuple(found.values())
+                    sockets[link] = SocketBytes(socket=link, moved=count)
+    rows = sorted(alike.items())
+    waiting = (WaitingThreads(name=name, state=state, call=call, threads=n) for (name, state, call), n in rows)
+    return tuple(waiting) if whole else None, tuple(sockets.values())
 
 
-def _waits_for(pid: int, task: str) -> list[int]:
-    """Descriptors that a thread waits for. Not of one in D: it may hold a connection's own lock."""
-    call = parse_syscall(read_file(f"{task}/syscall")) if b") S " in read_file(f"{task}/stat") else None
-    if call is None or call.number < 0:
-        return []
-    return list(_descriptors(pid, call, name_of(call.number, os.uname().machine)))
+def _look_at(pid: int, number: str, looks: int = LOOKS) -> tuple[Stat, SystemCall | None]:
+    task = f"{pid}/task/{number}"
+    stat, call = read_stat(task), parse_syscall(read_file(f"/proc/{task}/syscall"))
+    if call is not None or stat.state == "R" or looks == 1:
+        return stat, call
+    return _look_at(pid, number, looks - 1)
 
 
 def _descriptors(pid: int, call: SystemCall, name: str) -> Iterator[int]:
@@ -157,32 +170,6 @@ def _read_s(pid: int, pointer: int, unit_s: float = 1e-9) -> float:
     with opened(f"/proc/{pid}/mem", os.O_RDONLY) as fd:
         seconds, rest = _TWO_NUMBERS.unpack(os.pread(fd, _TWO_NUMBERS.size, pointer))
     return float(seconds + rest * unit_s)
-
-
-LOOKS = 3  # A thread may wake between the reading of its state and that of its system call.
-
-
-def waiting_threads(pid: int) -> tuple[WaitingThreads, ...] | None:
-    """Of the process `pid`, counted by name, state and system call. None where that cannot be known of all."""
-    try:
-        numbers = [name for name in os.listdir(f"/proc/{pid}/task") if name != str(pid)]
-    except OSError:
-        return None
-    if len(numbers) > MOST_THREADS:
-        return None
-    found: Counter[tuple[str, str, str]] = Counter()
-    for number in numbers:
-        with suppress(OSError, ValueError):  # it has ended meanwhile
-            for _ in range(LOOKS):
-                stat = read_stat(f"{pid}/task/{number}")
-                call = read_call_name(f"/proc/{pid}/task/{number}")
-                if call is not None or stat.state == "R":
-                    break
-            else:
-                return None
-            found[stat.comm, stat.state, call or ""] += 1
-    rows = sorted(found.items())
-    return tuple(WaitingThreads(name=name, state=state, call=call, threads=n) for (name, state, call), n in rows)
 
 
 ONE_DUMP_S = 10.0  # py-spy takes 15 to 30 ms a process; what takes this long does not come.
@@ -281,7 +268,7 @@ def dump_stacks(request: DumpProcessStacks, worker: WorkerState) -> list[Process
                 started.append(dump)
                 yield partial(dump.command, str(py_spy), end)
 
-    for number, ran in enumerate(run_tools(jobs(), worker.left)):
+    for number, ran in run_tools(jobs(), worker.left):
         started[number].finish(ran)
     return [dump.stack for dump in dumps]
 
@@ -371,10 +358,11 @@ def _with_facts(stack: ProcessStack) -> ProcessStack:
         cpu_s = stat.cpu_ticks / CLOCK_TICKS
         stack = replace(stack, state=stat.state, cpu_s=cpu_s, main_cpu_s=_thread_cpu_s(pid, pid))
         pages = int(read_file(f"/proc/{pid}/statm").split()[1])
+        others, waits_for = read_threads(pid)
         return replace(
             stack, resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"), io_bytes=_read_io(pid),
             wchan=read_words(f"/proc/{pid}/wchan"), syscall=read_call_name(f"/proc/{pid}"), sleep_s=read_sleep_s(pid),
-            others=waiting_threads(pid), waits_for=read_socket_bytes(pid),
+            others=others, waits_for=waits_for,
         )  # fmt: skip
     except (OSError, ValueError, IndexError):
         return stack

@@ -108,7 +108,7 @@ class Footprint(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What shows that a candidate was written to: how many files, their bytes, and when the newest was changed."""
 
     files: int  # files.WAS_COMPLETE: it was complete, so no one counted.
-    size_bytes: int
+    size_bytes: int  # Of one that was complete: of all its files, 0 if they are too many, files.UNMEASURED.
     newest_ns: int
     since: float = 0.0  # Monotonic clock: since when it has been like that, as far as scans have shown.
     whole: bool = True  # False: there were more files than were counted.
@@ -118,26 +118,15 @@ class Footprint(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return (self.files, self.size_bytes, self.newest_ns) == (other.files, other.size_bytes, other.newest_ns)
 
 
-class KnownSize(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The size of a complete checkpoint, which is added up once."""
-
-    path: str
-    at_ns: int
-    size_bytes: int | None
-
-
-class CheckpointMemory(Struct):
-    """What a scan of a directory is compared with: the child keeps nothing, so it travels to and fro."""
-
-    footprints: dict[str, Footprint] = msgspec.field(default_factory=dict)  # By path.
-    size: KnownSize | None = None
+Footprints = dict[str, Footprint]
+"""What a scan of a directory is compared with, by path: the child keeps nothing, so it travels to and fro."""
 
 
 class ScannedPlace(Checkpoint):
     """A directory of checkpoints with its newest complete one and the one that is being written; a tracker with its
     step; or a file whose changes are progress."""
 
-    memory: CheckpointMemory | None = None
+    memory: Footprints | None = None
     moved: str | None = None  # Where the place lies, if that is another mount: then nothing was read.
     was_read: bool = False
     at_ns: int = 0  # When `path` was complete, or the file was changed, by the filesystem's clock; 0: not known.

@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Meta
 
 from slurm_watchdog.agent.children.answers import (
-    CheckpointMemory,
     FollowedLogs,
+    Footprints,
     GpuReading,
     IdentifiedProcess,
     LinkCounters,
@@ -237,7 +237,7 @@ class ScanCheckpoints(Request[list[ScannedPlace]]):
     mount: Path
     others: Annotated[list[Path], Meta(max_length=4096)]  # Mount points below it: nothing there is touched.
     budget_s: Seconds
-    places: Annotated[list[tuple[PlaceKind, Word, Path, CheckpointMemory | None]], Meta(max_length=64)]
+    places: Annotated[list[tuple[PlaceKind, Word, Path, Footprints | None]], Meta(max_length=64)]
     """(kind, job, path, what the last scan of a directory gave back)."""
 
 

@@ -20,7 +20,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -256,82 +255,69 @@ def _frames(thread: _SpyThread) -> tuple[Frame, ...]:
 
 def dump_stacks(request: DumpProcessStacks, worker: WorkerState) -> list[ProcessStack]:
     """A ProcessStack for each process, in their order."""
-    dumps = [_Dump(each, worker, _undumped(each, request.node)) for each in request.processes]
     end, py_spy = clock.monotonic() + request.budget_s, find_py_spy()
     missing = "py-spy was not found: it belongs into the environment of slurm-watchdog" if py_spy is None else None
-    started: list[_Dump] = []
+    stacks: list[ProcessStack] = []
+    started: list[int] = []
 
     def jobs() -> Iterator[Callable[[], tuple[list[str], Means]]]:
-        for dump in dumps:
+        for process in request.processes:
+            stack = _begun(_undumped(process, request.node), worker, end)
             full = TOO_MANY if len(worker.left) >= request.may_hang else None
-            if dump.begin(end, missing or full):
-                started.append(dump)
-                yield partial(dump.command, str(py_spy), end)
+            stacks.append(replace(stack, error=stack.error or missing or full))
+            if stacks[-1].error is None:
+                started.append(len(stacks) - 1)
+                yield partial(_command, str(py_spy), process.pid, end)
 
     for number, ran in run_tools(jobs(), worker.left):
-        started[number].finish(ran)
-    return [dump.stack for dump in dumps]
+        stacks[started[number]] = _ended(stacks[started[number]], ran, worker)
+    return stacks
 
 
-@dataclass
-class _Dump:
-    """One process that is dumped."""
+def _begun(stack: ProcessStack, worker: WorkerState, end: float) -> ProcessStack:
+    """With the kernel's word about it, just before; with the reason where it is not to be dumped."""
+    if (refusal := _refusal(stack.pid, worker)) is not None:
+        return replace(stack, error=refusal)
+    stack = _with_facts(stack)
+    if stack.state is None:
+        return replace(stack, error="the process has ended")
+    if stack.state in ("Z", "X"):
+        return replace(stack, error="the process is dead (a zombie)")
+    return replace(stack, error="no time was left for it" if clock.monotonic() >= end else None)
 
-    process: Process
-    worker: WorkerState
-    stack: ProcessStack  # The answer, as far as it is known.
 
-    def begin(self, end: float, missing: str | None = None) -> bool:
-        """The kernel's word about it, just before; False, with the reason, where it is not to be dumped."""
-        why_not = self._why_not(end) or missing  # which adds the kernel's facts to the stack
-        self.stack = replace(self.stack, error=why_not)
-        return why_not is None
+def _refusal(pid: int, worker: WorkerState) -> str | None:
+    try:
+        return read_refusal(pid, worker.own)
+    except OSError:
+        return "the process has ended"
 
-    def _why_not(self, end: float) -> str | None:
-        if (refusal := self._refusal()) is not None:
-            return refusal
-        self.stack = _with_facts(self.stack)
-        if self.stack.state is None:
-            return "the process has ended"
-        if self.stack.state in ("Z", "X"):
-            return "the process is dead (a zombie)"
-        return "no time was left for it" if clock.monotonic() >= end else None
 
-    def _refusal(self) -> str | None:
-        try:
-            return read_refusal(self.process.pid, self.worker.own)
-        except OSError:
-            return "the process has ended"
+def _command(py_spy: str, pid: int, end: float) -> tuple[list[str], Means]:
+    """What is to be run, with what is left of the time."""
+    seconds = max(0.1, min(ONE_DUMP_S, end - clock.monotonic()))
+    means = Means(
+        seconds=seconds, output_bytes=MAX_OUTPUT, address_space=PY_SPY_ADDRESS_SPACE, cpu_s=math.ceil(ONE_DUMP_S),
+        processes=count_tasks() + PY_SPY_PROCESSES, capabilities=frozenset({CAP_SYS_PTRACE}),
+    )  # fmt: skip
+    return [py_spy, "dump", "--nonblocking", "--json", "--pid", str(pid)], means
 
-    def command(self, py_spy: str, end: float) -> tuple[list[str], Means]:
-        """What is to be run, with what is left of the time."""
-        seconds = max(0.1, min(ONE_DUMP_S, end - clock.monotonic()))
-        means = Means(
-            seconds=seconds, output_bytes=MAX_OUTPUT, address_space=PY_SPY_ADDRESS_SPACE, cpu_s=math.ceil(ONE_DUMP_S),
-            processes=count_tasks() + PY_SPY_PROCESSES, capabilities=frozenset({CAP_SYS_PTRACE}),
-        )  # fmt: skip
-        return [py_spy, "dump", "--nonblocking", "--json", "--pid", str(self.process.pid)], means
 
-    def finish(self, ran: Ran) -> None:
-        """Parses what py-spy has printed, unless the process has become another user's program meanwhile."""
-        problem = self._refusal()
-        if problem is None and ran.problem is not None:
-            problem = f"py-spy: {ran.problem}"
-        elif problem is None and ran.code != 0:
-            lines = [line.strip() for line in ran.errors.decode(errors="replace").splitlines() if line.strip()]
-            problem = f"py-spy: {'; '.join(lines[:3])[:300] or f'exit code {ran.code}'}"
-        if problem is not None:
-            self.stack = replace(self.stack, error=problem)
-            return
-        try:
-            threads = parse_dump(ran.out)
-        except ValueError as error:
-            self.stack = replace(self.stack, error=str(error))
-            return
-        self.stack = replace(self.stack, threads=threads)
-        trains = next((each for each in threads if re.match(TRAINING_THREAD, each.name)), None)
-        if trains is not None:
-            self.stack = replace(self.stack, main_cpu_s=_thread_cpu_s(self.process.pid, trains.thread_id))
+def _ended(stack: ProcessStack, ran: Ran, worker: WorkerState) -> ProcessStack:
+    """With what py-spy has printed, unless the process has become another user's program meanwhile."""
+    problem = _refusal(stack.pid, worker)
+    if problem is None and ran.problem is not None:
+        problem = f"py-spy: {ran.problem}"
+    elif problem is None and ran.code != 0:
+        lines = [line.strip() for line in ran.errors.decode(errors="replace").splitlines() if line.strip()]
+        problem = f"py-spy: {'; '.join(lines[:3])[:300] or f'exit code {ran.code}'}"
+    try:
+        threads = parse_dump(ran.out) if problem is None else ()
+    except ValueError as error:
+        problem, threads = str(error), ()
+    trains = next((each for each in threads if re.match(TRAINING_THREAD, each.name)), None)
+    main_cpu_s = stack.main_cpu_s if trains is None else _thread_cpu_s(stack.pid, trains.thread_id)
+    return replace(stack, error=problem, threads=threads, main_cpu_s=main_cpu_s)
 
 
 def count_tasks() -> int:

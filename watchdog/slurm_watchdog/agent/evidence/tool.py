@@ -119,22 +119,19 @@ def _listen(running: list[_Running]) -> None:
     fds = [pipe.fileno() for each in running for pipe, _, _ in each.pipes()]
     loop.wait_readable(fds, LOOK_S if fds else LOOK_S / 10)
     for each in running:
-        _take(each, whole=False)
+        _take(each)
 
 
-def _take(running: _Running, whole: bool) -> None:
-    """Reads what is there: a block of each pipe, or with `whole` all that a program has left."""
+def _take(running: _Running) -> None:
+    """Reads all that a program has printed so far, within its bound."""
     for pipe, into, limit in running.pipes():
         with suppress(BlockingIOError):
-            while running.problem is None:
-                data = os.read(pipe.fileno(), READ)
+            while running.problem is None and (data := os.read(pipe.fileno(), READ)):
                 into += data
-                if not data:
-                    pipe.close()
-                elif len(into) > limit:
+                if len(into) > limit:
                     running.problem = f"its output is longer than {limit} bytes"
-                if not whole or not data:
-                    break
+            if running.problem is None:
+                pipe.close()
 
 
 def _end_of(running: _Running, left: list[int]) -> Ran | None:
@@ -146,7 +143,7 @@ def _end_of(running: _Running, left: list[int]) -> Ran | None:
     if not ended and running.problem is None:
         return None
     if ended:
-        _take(running, whole=True)
+        _take(running)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)  # before it is waited for: until then the number is its own
     for pipe, _, _ in running.pipes():

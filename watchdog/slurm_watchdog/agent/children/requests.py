@@ -308,7 +308,7 @@ class ReadGpus(Request[GpuReading]):
 
     task = "read_gpus"
     now: float
-    list_all: bool = False  # The processes of every GPU, whatever it takes.
+    everything: bool = False  # Processes and health of every GPU, whatever it takes.
     missed: bool = False  # The agent knows GPUs that NVML does not list any more.
 
 

@@ -98,7 +98,7 @@ class GpuReader(msgspec.Struct):
     _dropped: int = 0
     _request: int | None = None
     _asked_at: float = 0.0
-    _list_all: bool = False  # The next request lists the processes of every GPU.
+    _hurry: bool = False  # With the next request processes and health of every GPU are read.
     _suspects: set[int] = set()  # Blocked ranks for which everybody was listed already, in vain.
     _suspected_at: float = float("-inf")
     _retry_at: float = float("-inf")
@@ -106,24 +106,24 @@ class GpuReader(msgspec.Struct):
 
     def want_processes(self) -> None:
         """The next request lists the processes of every GPU: there is a suspicion, or a person waits."""
-        self._list_all = True
+        self._hurry = True
 
     def suspect(self, pids: Iterable[int], now: float) -> None:
         """Ranks that are blocked now: if one of them is new and in no list yet, the next request lists everybody, too.
         A job that has just begun is not listed for a minute; a stall in that minute is to be reported with its GPU."""
         new = set(pids) - self._listed
         if new - self._suspects and now - self._suspected_at >= SUSPECT_EVERY_S:
-            self._list_all, self._suspected_at, self._suspects = True, now, new
+            self._hurry, self._suspected_at, self._suspects = True, now, new
         else:
             self._suspects &= new
 
     def ask(self, now: float, deadline_s: float) -> None:
         """Gives the child its work for this tick, unless it is still at an older one."""
         if now >= self._retry_at:
-            request = ReadGpus(now, self._list_all, self._missed)
+            request = ReadGpus(now, self._hurry, self._missed)
             number = self.probes.ask(KEY, request, deadline_s, now, self._apply)
             if number is not None:
-                self._request, self._asked_at, self._list_all = number, now, False
+                self._request, self._asked_at, self._hurry = number, now, False
 
     def settle(self, seconds: float) -> None:
         """Waits at most so long for the answer that is due."""

@@ -102,8 +102,8 @@ class Session:
         rows = []
         for index in range(count):
             wanted = {TICK, *(what for what, turn in turns.items() if turn == index)}
-            if request.list_all or (index + self._tick) % 2 == 0:
-                wanted |= {OTHER_TICK, LIST} if request.list_all else {OTHER_TICK}
+            if request.everything or (index + self._tick) % 2 == 0:
+                wanted |= {OTHER_TICK, LIST, HEALTH} if request.everything else {OTHER_TICK}
             rows.append(self._row(index, wanted, request.now, refused.get(index)))
         if not request.missed and all(row.uuid and self.kept[row.uuid].values for row in rows):
             self._incomplete_since = None

@@ -7,6 +7,9 @@ import threading
 import time
 from collections.abc import Sequence
 
+import pytest
+
+from slurm_watchdog.agent.evidence import stacks
 from slurm_watchdog.agent.evidence.stacks import read_threads
 from slurm_watchdog.model.evidence import WaitingThreads
 
@@ -42,3 +45,17 @@ def test_waiting_threads_tells_the_call_of_each_thread_but_the_main_one() -> Non
 
 def test_waiting_threads_knows_nothing_of_a_process_that_has_ended() -> None:
     assert read_threads(0)[0] is None
+
+
+def test_waiting_threads_are_not_known_where_the_call_of_one_may_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = threading.Event()
+    sleeper = threading.Thread(target=stopped.wait)
+    sleeper.start()
+    monkeypatch.setattr(stacks, "read_words", lambda path: None)
+    try:
+        end = time.monotonic() + 20.0
+        while read_threads(os.getpid())[0] is not None:  # one that runs at this moment is in no call
+            assert time.monotonic() < end
+    finally:
+        stopped.set()
+        sleeper.join()

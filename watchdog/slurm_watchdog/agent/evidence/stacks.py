@@ -93,7 +93,8 @@ def read_threads(pid: int) -> tuple[tuple[WaitingThreads, ...] | None, tuple[Soc
 
 def _look_at(pid: int, number: str, looks: int = LOOKS) -> tuple[Stat, SystemCall | None]:
     task = f"{pid}/task/{number}"
-    stat, call = read_stat(task), parse_syscall(read_file(f"/proc/{task}/syscall"))
+    # A call that may not be read is not known: only a thread that has ended is left out.
+    stat, call = read_stat(task), parse_syscall((read_words(f"/proc/{task}/syscall") or "").encode())
     if call is not None or stat.state == "R" or looks == 1:
         return stat, call
     return _look_at(pid, number, looks - 1)

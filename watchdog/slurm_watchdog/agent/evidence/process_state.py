@@ -118,7 +118,7 @@ def read_process_states(request: ReadProcessStates, state: WorkerState) -> list[
     tables, locks, found = Tables(), _read_locks(), []
     for pid, start_ticks in state.each(request.processes):
         each = ProcessState(pid=pid, error=ENDED)
-        with suppress(FileNotFoundError, ProcessLookupError, ValueError):
+        with suppress(OSError, ValueError):
             try:
                 check_process(pid, state.own)
                 stat = read_stat(pid)

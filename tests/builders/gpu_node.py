@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slurm_watchdog.agent.children.answers import OpenDevices
 from slurm_watchdog.agent.children.children import Children
-from slurm_watchdog.agent.collectors.orphan_gpu_process import UNSEEN_JOB_GRACE_S, OrphanGpuProcesses
+from slurm_watchdog.agent.gpu.orphan_processes import UNSEEN_JOB_GRACE_S, OrphanGpuProcesses
 from slurm_watchdog.agent.proc.entry import Entry, JobMember, JobStep, ProcessFacts, Stat
 from slurm_watchdog.agent.proc.files import links_of, read_stat
 from slurm_watchdog.model.observations import Gpu, GpuHolder, Role

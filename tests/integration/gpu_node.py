@@ -12,8 +12,8 @@ from typing import Any
 
 from slurm_watchdog.agent.children.children import Children
 from slurm_watchdog.agent.children.requests import WorkerState
-from slurm_watchdog.agent.collectors.gpu import GpuReader
 from slurm_watchdog.agent.gpu.nvml import HEALTH, LIST, NvmlMemory
+from slurm_watchdog.agent.gpu.reader import GpuReader
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import Gpu, HungProbe, NodeEvent
 from tests.builders.requests import BY_NAME, tasks

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_watchdog.agent.collectors import gpu as gpu_reader
 from slurm_watchdog.agent.gpu import nvml
+from slurm_watchdog.agent.gpu import reader as gpu_reader
 from slurm_watchdog.agent.metrics import FILE
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import Gpu

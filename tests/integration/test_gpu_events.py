@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.collectors import gpu as gpu_reader
 from slurm_watchdog.agent.gpu import nvml
+from slurm_watchdog.agent.gpu import reader as gpu_reader
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.observations import NodeEvent
 from tests.integration.gpu_node import Node, read

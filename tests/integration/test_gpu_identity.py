@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_watchdog.agent.collectors import gpu as gpu_reader
 from slurm_watchdog.agent.gpu import nvml
+from slurm_watchdog.agent.gpu import reader as gpu_reader
 from slurm_watchdog.model import observations
 from tests.integration.gpu_node import Node, read
 from tests.rig.standin_nvml import standin

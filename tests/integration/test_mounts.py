@@ -16,7 +16,7 @@ import pytest
 
 from slurm_watchdog.agent.children.children import Children
 from slurm_watchdog.agent.collectors.checkpoint import CheckpointSchedule
-from slurm_watchdog.agent.collectors.mount import MountProber, ProbeTarget, wanted_mounts
+from slurm_watchdog.agent.files.mount_probing import MountProber, ProbeTarget, wanted_mounts
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.proc.table import ProcessTable
 from slurm_watchdog.agent.processes.user_looks import UserLooks

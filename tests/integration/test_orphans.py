@@ -47,7 +47,7 @@ while (!-e $go) { select(undef, undef, undef, 0.1); }
 WATCHER = r"""
 import json, os, sys, time
 from slurm_watchdog.base import clock
-from slurm_watchdog.agent.collectors.orphan_gpu_process import OrphanGpuProcesses
+from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
 from slurm_watchdog.agent.processes import thread_calls
 from tests.builders.readers import reader
 from slurm_watchdog.model.observations import Gpu

@@ -12,11 +12,11 @@ import pytest
 
 from slurm_watchdog.agent.children.children import MAX_CHILDREN, Children
 from slurm_watchdog.agent.children.requests import KillSwitch, RemoveSwitch, WorkerState, WriteSwitch
-from slurm_watchdog.agent.collectors.mount import MountProber
-from slurm_watchdog.agent.collectors.orphan_gpu_process import OrphanGpuProcesses
 from slurm_watchdog.agent.commands import Commands, OwnSwitches
 from slurm_watchdog.agent.delivery.replies import MAX_COMMANDS
 from slurm_watchdog.agent.files import as_owner
+from slurm_watchdog.agent.files.mount_probing import MountProber
+from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.proc.table import ProcessTable
 from slurm_watchdog.agent.processes.user_looks import UserLooks

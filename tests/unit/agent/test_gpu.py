@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.collectors.gpu import (
+from slurm_watchdog.agent.gpu.nvml_values import THROTTLE, VALUES, by_pid, parse_bus_id, parse_throttle
+from slurm_watchdog.agent.gpu.reader import (
     ECC_EVENT,
     XID_EVENT,
     parse_event,
     without_values,
 )
-from slurm_watchdog.agent.gpu.nvml_values import THROTTLE, VALUES, by_pid, parse_bus_id, parse_throttle
 from slurm_watchdog.knowledge.xids import XIDS, describe_xid
 from slurm_watchdog.model.observations import FaultSeverity, Gpu, MigInstance, NodeEvent
 from slurm_watchdog.model.report import Report

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from slurm_watchdog.agent.children.look import STOPPED
-from slurm_watchdog.agent.collectors.mount import MAX_MOUNTS, MountProber, ProbeTarget, first_due, wanted_mounts
+from slurm_watchdog.agent.files.mount_probing import MAX_MOUNTS, MountProber, ProbeTarget, first_due, wanted_mounts
 from slurm_watchdog.base.mounts import MAX_OF_USERS, NOT_PROBED, Mount, parse_mountinfo
 from slurm_watchdog.model.observations import MountProbe
 from slurm_watchdog.model.protocol import CommandResult, ProbeMount

@@ -20,10 +20,9 @@ from slurm_watchdog.agent.collectors.mount import (
     FIRST_S,
     KEPT_S,
     MAX_OF_JOB,
-    MountProber,
     OpenMounts,
-    wanted_mounts,
 )
+from slurm_watchdog.agent.files.mount_probing import MountProber, wanted_mounts
 from slurm_watchdog.agent.processes.open_mounts import list_open_mounts, open_paths, points_of, read_mapped
 from slurm_watchdog.base.mounts import Mount, mount_of, read_mounts
 from slurm_watchdog.model.observations import Blocked, Process, Role

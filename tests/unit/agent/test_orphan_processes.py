@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.agent.children.children import Children
-from slurm_watchdog.agent.collectors.orphan_gpu_process import NVML_AGE_S, UNSEEN_JOB_GRACE_S
+from slurm_watchdog.agent.gpu.orphan_processes import NVML_AGE_S, UNSEEN_JOB_GRACE_S
 from slurm_watchdog.agent.proc.entry import Entry, ProcessFacts
 from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.knowledge.gpu_daemons import COMMS, MAX_NAME, is_daemon, is_system_service

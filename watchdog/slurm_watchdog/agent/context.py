@@ -11,10 +11,10 @@ from contextlib import suppress
 from slurm_watchdog.agent.children.become_user import may_become_others
 from slurm_watchdog.agent.children.children import Children
 from slurm_watchdog.agent.collectors.collector import CollectorContext, Sections
-from slurm_watchdog.agent.collectors.gpu import GpuReader
-from slurm_watchdog.agent.collectors.mount import MountProber
-from slurm_watchdog.agent.collectors.orphan_gpu_process import OrphanGpuProcesses
 from slurm_watchdog.agent.delivery.courier_link import CourierLink, Starter, courier_command
+from slurm_watchdog.agent.files.mount_probing import MountProber
+from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
+from slurm_watchdog.agent.gpu.reader import GpuReader
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.memory import Memory
 from slurm_watchdog.agent.proc.kmsg import TAIL

@@ -18,10 +18,10 @@ from slurm_watchdog.base.structs import Struct
 
 if TYPE_CHECKING:
     from slurm_watchdog.agent.children.children import Children
-    from slurm_watchdog.agent.collectors.gpu import GpuReader
-    from slurm_watchdog.agent.collectors.mount import MountProber
-    from slurm_watchdog.agent.collectors.orphan_gpu_process import OrphanGpuProcesses
     from slurm_watchdog.agent.delivery.courier_link import CourierLink
+    from slurm_watchdog.agent.files.mount_probing import MountProber
+    from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
+    from slurm_watchdog.agent.gpu.reader import GpuReader
     from slurm_watchdog.agent.logs.job_logs import JobLogs
     from slurm_watchdog.agent.processes.jobs_here import JobsHere
     from slurm_watchdog.agent.processes.reader import ProcessReader

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,14 +37,13 @@ class Node:
                 os.environ.update(scenario.environment)
             answer = BY_NAME["read_gpus"].do(request, state)
             session = state.memory(NvmlMemory).session
-            with open(self._turns, "a") as file:
+            with self._turns.open("a") as file:
                 for index, (_, identity) in session.devices.items() if session is not None else ():
                     turns = session.kept[identity.uuid].turns
                     file.writelines(f"{what},{index}\n" for what in (LIST, HEALTH) if turns.get(what) == request.now)
             return answer
 
-        with tempfile.NamedTemporaryFile(delete=False) as file:
-            self._turns = file.name
+        self._turns = Path(f"{scenario.path}.turns" if scenario is not None else os.devnull)
         self.probes = Children(tasks(read_gpus=read_gpus))
         self.gpus = GpuReader(self.probes, **limits)
         if hurry:
@@ -57,7 +55,7 @@ class Node:
 
     def turns(self) -> list[tuple[str, int]]:
         """(what, index of the GPU) of all that was read in turn so far."""
-        lines = [line.split(",") for line in Path(self._turns).read_text().splitlines()]
+        lines = [line.split(",") for line in self._turns.read_text().splitlines()]
         return [(what, int(index)) for what, index in lines]
 
     def impatient(self) -> None:

@@ -67,10 +67,6 @@ class Node:
     def events(self, later_s: float = 0.0) -> tuple[NodeEvent, ...]:
         return self.gpus.drain_events(clock.monotonic() + self.later_s + later_s)
 
-    def dropped(self) -> int:
-        """Events that the last `events` had to leave out."""
-        return self.gpus.events_dropped
-
     def hung(self) -> tuple[HungProbe, ...]:
         return self.probes.hung(clock.monotonic() + self.later_s)
 

@@ -66,7 +66,6 @@ RETRY_S = 60.0
 RETRY_MISSING_S = 600.0  # Until a driver is installed, a child that looks for it costs too much.
 SETTLE_S = 0.1  # The loop gives the child this long, at the end of its tick. It never waits for more.
 MAX_KNOWN = 128  # GPUs that are remembered, those that are gone included.
-MAX_EVENTS = 64  # Kept until the next report, equal ones folded: a GPU in trouble may announce hundreds a second.
 
 
 class GpuReader(msgspec.Struct):
@@ -77,14 +76,12 @@ class GpuReader(msgspec.Struct):
     """Why NVML as a whole says nothing on a node that should have it; None where it works or there is no driver."""
     driver_s: float | None = None  # Seconds that the last report's answer spent inside NVML; None without one.
     max_known: int = MAX_KNOWN
-    events_dropped: int = 0  # Events that were too many for one report: counted by the last drain_events.
     _known: dict[str, Gpu] = {}  # UUID -> the GPU without values, since the agent started, the last seen last.
     _listed: set[int] = set()  # Pids in the newest lists.
     _missed: bool = False
     _fresh: tuple[Gpu, ...] | None = None  # What came since the last report.
     _events: dict[tuple[int, int, str | None], tuple[float, int]] = {}
     """(type, data, UUID) -> when it was first seen, and how often since the last report."""
-    _dropped: int = 0
     _request: int | None = None
     _asked_at: float = 0.0
     _hurry: bool = False  # With the next request processes and health of every GPU are read.
@@ -143,7 +140,6 @@ class GpuReader(msgspec.Struct):
             for (kind, data, uuid), (seen_at, times) in self._events.items()
         )
         self._events.clear()
-        self.events_dropped, self._dropped = self._dropped, 0
         return events
 
     def _apply(self, answer: Answer[GpuReading]) -> None:
@@ -154,7 +150,9 @@ class GpuReader(msgspec.Struct):
         if reading.gpus is not None:
             self.problem, self._silent, self.driver_s = None, "", reading.driver_s
             self._apply_rows(reading.gpus)
-            self._apply_events(reading.events)
+            for event in reading.events:  # a few of each answer, and each report takes all: see nvml.MAX_EVENTS
+                seen_at, times = self._events.get(event, (self._asked_at, 0))
+                self._events[event] = (seen_at, times + 1)
             return
         why = answer.error or reading.error or reading.missing or "NVML gave no answer"
         if why != self._silent:
@@ -191,11 +189,3 @@ class GpuReader(msgspec.Struct):
             if known.index == gpu.index and known.uuid not in listed:
                 return without_values(known, gpu.error or "")
         return gpu
-
-    def _apply_events(self, events: tuple[tuple[int, int, str | None], ...]) -> None:
-        for event in events:
-            seen_at, times = self._events.get(event, (self._asked_at, 0))
-            if times or len(self._events) < MAX_EVENTS:
-                self._events[event] = (seen_at, times + 1)
-            else:
-                self._dropped += 1

@@ -284,7 +284,7 @@ def output_bomb(stage: Stage) -> bool:
     """A program that looks at a job's memory and prints what it finds: 64 MiB here."""
     code = "import sys\nfor _ in range(64): sys.stdout.write('x' * 2**20)"
     means = tool.Means(20.0, stacks.MAX_OUTPUT, 1 << 30, 20, 4096)
-    return len(next(tool.run_tools([lambda: ([sys.executable, "-I", "-S", "-c", code], means)], [])).out) > 32 << 20
+    return len(next(tool.run_tools([lambda: ([sys.executable, "-I", "-S", "-c", code], means)], []))[1].out) > 32 << 20
 
 
 def empty_lines_in_an_error_file(stage: Stage) -> bool:

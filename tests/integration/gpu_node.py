@@ -11,6 +11,7 @@ from typing import Any
 
 from slurm_watchdog.agent.children.children import Children
 from slurm_watchdog.agent.children.requests import WorkerState
+from slurm_watchdog.agent.gpu.nvml import HEALTH, LIST, NvmlMemory
 from slurm_watchdog.agent.gpu.reader import GpuReader
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import Gpu, HungProbe, NodeEvent
@@ -34,8 +35,15 @@ class Node:
             if library is not None and scenario is not None:
                 ctypes.CDLL(str(library))
                 os.environ.update(scenario.environment)
-            return BY_NAME["read_gpus"].do(request, state)
+            answer = BY_NAME["read_gpus"].do(request, state)
+            session = state.memory(NvmlMemory).session
+            with self._turns.open("a") as file:
+                for index, (_, identity) in session.devices.items() if session is not None else ():
+                    turns = session.kept[identity.uuid].turns
+                    file.writelines(f"{what},{index}\n" for what in (LIST, HEALTH) if turns.get(what) == request.now)
+            return answer
 
+        self._turns = Path(f"{scenario.path}.turns" if scenario is not None else os.devnull)
         self.probes = Children(tasks(read_gpus=read_gpus))
         self.gpus = GpuReader(self.probes, **limits)
         if hurry:
@@ -45,6 +53,11 @@ class Node:
         self.deadline_s, self.patience_s = 20.0, 10.0
         """A busy machine may be slow; tests about slowness take both away with `impatient`."""
 
+    def turns(self) -> list[tuple[str, int]]:
+        """(what, index of the GPU) of all that was read in turn so far."""
+        lines = [line.split(",") for line in self._turns.read_text().splitlines()]
+        return [(what, int(index)) for what, index in lines]
+
     def impatient(self) -> None:
         self.deadline_s, self.patience_s = SHORT_DEADLINE_S, 0.0
 
@@ -53,10 +66,6 @@ class Node:
 
     def events(self, later_s: float = 0.0) -> tuple[NodeEvent, ...]:
         return self.gpus.drain_events(clock.monotonic() + self.later_s + later_s)
-
-    def dropped(self) -> int:
-        """Events that the last `events` had to leave out."""
-        return self.gpus.events_dropped
 
     def hung(self) -> tuple[HungProbe, ...]:
         return self.probes.hung(clock.monotonic() + self.later_s)

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from slurm_watchdog.agent.gpu import nvml
 from slurm_watchdog.agent.gpu import reader as gpu_reader
 from slurm_watchdog.agent.metrics import FILE
 from slurm_watchdog.base import clock
@@ -134,7 +135,7 @@ def test_a_gpu_that_fell_off_the_bus_is_a_row_with_an_error(node: Node, scenario
     assert (first.utilization_ratio, first.power_w, first.throttle, first.pids) == (None, None, None, None)
     assert (second.error, second.utilization_ratio) == (None, 0.0)
     # Minutes later a new session, in which it can't even say who it is.
-    for later_s in (gpu_reader.RENEW_S, 0.0):
+    for later_s in (nvml.RENEW_S, 0.0):
         assert [(row.uuid, row.error is None) for row in node.tick(later_s)] == [
             ("GPU-aaaa", False),
             ("GPU-bbbb", True),

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from msgspec import UNSET
 
-from slurm_watchdog.agent.children.answers import GpuRow
-from slurm_watchdog.agent.gpu import reader as gpu_reader
+from slurm_watchdog.agent.gpu import nvml
 from slurm_watchdog.model.observations import Gpu, MigInstance
 from tests.integration.gpu_node import Node, read
 from tests.rig.standin_nvml import standin
@@ -83,13 +81,13 @@ def test_activity_is_known_from_the_second_sample_on_where_the_card_has_it(node:
     scenario.change(0, gpm=(93.0, 61.5, 48.0, 1000.0, 500.0, -1, 4.0))
     first = settled(node)[0]
     assert (first.sm_active_ratio, first.error) == (None, None)
-    node.tick(gpu_reader.DEAR_EVERY_S)
+    node.tick(nvml.TURN_S)
     gpu, other = node.tick()
     assert (gpu.sm_active_ratio, gpu.tensor_active_ratio, gpu.dram_active_ratio) == pytest.approx((0.93, 0.615, 0.48))
     assert (gpu.nvlink_bytes_s, gpu.pcie_bytes_s) == (1500.0 * 2**20, None)
     assert (other.sm_active_ratio, other.error) == (None, None)
     scenario.change(0, gpm=(12.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
-    node.tick(gpu_reader.DEAR_EVERY_S)
+    node.tick(nvml.TURN_S)
     gpu, _ = node.tick()
     assert (gpu.sm_active_ratio, gpu.tensor_active_ratio, gpu.pcie_bytes_s) == pytest.approx((0.12, 0.0, 0.0))
 
@@ -98,7 +96,7 @@ def test_activity_is_known_from_the_second_sample_on_where_the_card_has_it(node:
 def test_activity_that_is_refused_costs_nothing_else(node: Node, scenario: Scenario, call: str) -> None:
     scenario.change(0, gpm=(93.0, 61.5, 48.0, 0, 0, 0, 0), ecc=(3, 1), rules=(f"error {call} 4",))  # no permission
     settled(node)
-    node.tick(gpu_reader.DEAR_EVERY_S)
+    node.tick(nvml.TURN_S)
     gpu, _ = node.tick()
     assert (gpu.sm_active_ratio, gpu.ecc_corrected, gpu.error) == (None, 3, None)
 
@@ -219,7 +217,7 @@ def test_a_list_that_fails_is_named_and_takes_nothing_else(node: Node, scenario:
     scenario.rule(*(f"error {name} {UNKNOWN}" for name in LISTS))
     gpu = node.tick(later_s=61.0)[0]
     assert (gpu.pids, gpu.utilization_ratio) == (None, 0.97)
-    assert str(gpu.error).startswith("processes: NVML_ERROR_UNKNOWN")
+    assert str(gpu.error).startswith("pids: NVML_ERROR_UNKNOWN")
 
 
 def test_what_a_gpu_said_before_it_was_lost_is_not_said_of_it_afterwards(node: Node, scenario: Scenario) -> None:
@@ -239,70 +237,59 @@ def test_what_a_gpu_said_before_it_was_lost_is_not_said_of_it_afterwards(node: N
 
 
 class Watched:
-    """What was asked and answered: (lists, healths, seconds in the driver) of each tick."""
+    """(GPUs that were listed, GPUs whose health was read, seconds in the driver) of each tick."""
 
-    def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch):
-        self.ticks: list[tuple[list[int], list[int], float]] = []
-        take = gpu_reader.GpuReader._apply_rows
+    def __init__(self, node: Node):
+        self.node, self.told = node, 0
 
-        def watch(gpus: gpu_reader.GpuReader, rows: tuple[GpuRow, ...]) -> None:
-            listed = [row.index for row in rows if row.processes is not UNSET]
-            looked = [row.index for row in rows if row.health is not UNSET]
-            self.ticks.append((listed, looked, node.gpus.driver_s or 0.0))
-            take(gpus, rows)
-
-        monkeypatch.setattr(gpu_reader.GpuReader, "_apply_rows", watch)
+    def tick(self, later_s: float = 0.0) -> tuple[list[int], list[int], float]:
+        self.node.tick(later_s)
+        turns, self.told = self.node.turns()[self.told :], len(self.node.turns())
+        listed, looked = ([at for what, at in turns if what == kind] for kind in (nvml.LIST, nvml.HEALTH))
+        return listed, looked, self.node.gpus.driver_s or 0.0
 
 
-def test_one_gpu_at_a_time_is_asked_and_each_once_a_minute_from_the_start(
-    library: Path, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_gpu_at_a_time_is_asked_and_each_once_a_minute_from_the_start(library: Path, scenario: Scenario) -> None:
     scenario.only(eight_cards(processes=((7, 1),)))
     scenario.rule(*field_latencies())
     node = Node(library, scenario, hurry=False)
-    watched = Watched(node, monkeypatch)
+    watched = Watched(node)
     try:
-        for _ in range(49):  # four minutes
-            rows = node.tick(later_s=5.0)
+        ticks = [watched.tick(later_s=5.0) for _ in range(49)]  # four minutes
+        rows = node.tick()
     finally:
         node.probes.close()
     assert all(row.pids == (7,) and row.pcie_link_width == 16 for row in rows)
-    assert watched.ticks[0][:2] == ([], []), "how many GPUs there are is not known yet"
-    assert [len(listed) for listed, _, _ in watched.ticks[1:9]] == [1] * 8
-    assert max(len(listed) for listed, _, _ in watched.ticks) == 1
+    assert [len(listed) for listed, _, _ in ticks[:9]] == [1] * 8 + [0]
     for which in (0, 1):
+        assert max(len(tick[which]) for tick in ticks) == 1
         for index in range(8):
-            at = [number * 5 for number, tick in enumerate(watched.ticks) if index in tick[which]]
-            gaps = [after - before for before, after in itertools.pairwise(at)]
-            # 16 turns, 12 ticks a minute: on a busy machine no two fit into a tick.
-            assert gaps and all(60 <= gap <= 60 + 16 * 5 for gap in gaps), (which, index, at)
-    assert all(0.0 < seconds < 1.0 for _, _, seconds in watched.ticks)
+            at = [number * 5 for number, tick in enumerate(ticks) if index in tick[which]]
+            assert {after - before for before, after in itertools.pairwise(at)} == {60}
+    assert all(0.0 < seconds < 1.0 for _, _, seconds in ticks)
 
 
-def test_suspicion_lists_the_processes_of_all_gpus_once(
-    node: Node, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_suspicion_lists_the_processes_of_all_gpus_once(node: Node, scenario: Scenario) -> None:
     scenario.only(eight_cards())
     node.until(read)
-    watched = Watched(node, monkeypatch)
+    watched = Watched(node)
     node.gpus.want_processes()
     scenario.only(eight_cards(processes=((9, 9),)))
+    assert watched.tick()[0][-8:] == list(range(8))
     assert [row.pids for row in node.tick()] == [(9,)] * 8
-    node.tick()
-    assert [listed for listed, _, _ in watched.ticks] == [list(range(8)), []]
+    watched.told = len(node.turns())
+    assert watched.tick()[0] == []
 
 
-def test_a_blocked_rank_that_nobody_lists_is_looked_for_once(
-    node: Node, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_blocked_rank_that_nobody_lists_is_looked_for_once(node: Node, scenario: Scenario) -> None:
     node.until(read)
     scenario.change(0, processes=((41, 1),))
-    watched = Watched(node, monkeypatch)
+    watched = Watched(node)
+    watched.tick()
 
     def lists(pids: tuple[int, ...], now: float) -> int:
         node.gpus.suspect(pids, now)
-        node.tick()
-        return len(watched.ticks[-1][0])
+        return len(watched.tick()[0])
 
     assert lists((41,), 100.0) == 2
     assert [lists((41,), 105.0), lists((41, 99), 110.0)] == [0, 0], "41 is listed, and 99 comes too soon"
@@ -341,4 +328,4 @@ def test_a_lost_gpu_does_not_keep_the_others_from_their_turn(node: Node, scenari
     node.until(lambda rows: len(rows) == 2 and rows[1].ecc_corrected == 1)
     scenario.change(1, processes=((8, 1),), ecc=(2, 0))
     node.until(lambda rows: rows[1].pids == (8,) and rows[1].ecc_corrected == 2, later_s=61.0)
-    assert gpu_reader.RENEW_S > 61.0
+    assert nvml.RENEW_S > 61.0

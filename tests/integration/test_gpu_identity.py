@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_watchdog.agent.gpu import nvml
 from slurm_watchdog.agent.gpu import reader as gpu_reader
 from slurm_watchdog.model import observations
 from tests.integration.gpu_node import Node, read
@@ -81,7 +82,7 @@ STEP = st.tuples(
     st.lists(st.sampled_from(sorted(STATES)), min_size=4, max_size=4),
     st.lists(st.booleans(), min_size=4, max_size=4),
     st.integers(0, 4),
-    st.sampled_from([0.0, 5.0, 61.0, gpu_reader.RENEW_S]),
+    st.sampled_from([0.0, 5.0, 61.0, nvml.RENEW_S]),
     st.sampled_from([(), (), ("snapshot",), (f"error nvmlDeviceGetCount_v2 {UNKNOWN}",), ("error * 9",)]),
 )
 
@@ -159,8 +160,8 @@ def test_a_library_that_lists_gpus_only_once_is_asked_anew_after_a_while(node: N
         ("GPU-0", True), ("GPU-1", False), ("GPU-2", True),
     ]  # fmt: skip
     scenario.only([card(2), card(0), card(1)])
-    node.tick(later_s=gpu_reader.RENEW_S)
-    rows = node.until(read, later_s=gpu_reader.RENEW_S)
+    node.tick(later_s=nvml.RENEW_S)
+    rows = node.until(read, later_s=nvml.RENEW_S)
     assert sorted(places(node.tick())) == [("GPU-0", 1), ("GPU-1", 2), ("GPU-2", 0)]
     for row in rows:
         check(row)
@@ -180,8 +181,8 @@ def test_a_silent_gpu_is_the_last_that_was_at_its_place(node: Node, scenario: Sc
     node.tick()
     silent = card(1, rules=(f"error * {GPU_IS_LOST}",))
     scenario.only([silent, card(2)])
-    node.tick(later_s=gpu_reader.RENEW_S)
-    rows = node.tick(later_s=gpu_reader.RENEW_S)
+    node.tick(later_s=nvml.RENEW_S)
+    rows = node.tick(later_s=nvml.RENEW_S)
     assert [(row.uuid, row.index, row.error is None) for row in rows[:2]] == [
         ("GPU-1", 0, False), ("GPU-2", 1, True),
     ]  # fmt: skip

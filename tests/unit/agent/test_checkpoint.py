@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.agent.checkpoints import files
 from slurm_watchdog.agent.checkpoints.files import SETTLES_S, resolve
-from slurm_watchdog.agent.children.answers import CheckpointMemory, ScannedPlace
+from slurm_watchdog.agent.children.answers import Footprints, ScannedPlace
 from slurm_watchdog.agent.children.children import Answer, Children
 from slurm_watchdog.agent.children.requests import ScanCheckpoints
 from slurm_watchdog.agent.collectors.checkpoint import CACHED_S, MAX_MOVES, SOON_S, CheckpointSchedule
@@ -66,15 +66,14 @@ class Place:
     """One directory, looked at again and again."""
 
     path: Path
-    before: CheckpointMemory | None = None
+    before: Footprints | None = None
     pause_s: float = 0.0
     """So much time has passed between two looks, by what they remember."""
 
     def look(self, budget_s: float = 10.0, others: tuple[Path, ...] = ()) -> ScannedPlace:
         if self.before is not None:
-            rows = self.before.footprints.items()
-            aged = {path: replace(row, since=row.since - self.pause_s) for path, row in rows}
-            self.before = replace(self.before, footprints=aged)
+            rows = self.before.items()
+            self.before = {path: replace(row, since=row.since - self.pause_s) for path, row in rows}
         places = [("directory", "7", str(self.path), self.before)]
         (row,) = answer_to(ScanCheckpoints("/", [str(each) for each in others], budget_s, places))
         assert isinstance(row, ScannedPlace)

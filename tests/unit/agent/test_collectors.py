@@ -23,7 +23,6 @@ from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.model.report import (
     CheckpointSection,
     DirectiveSection,
-    GpuSection,
     KernelLogSection,
     LogSection,
     MountSection,
@@ -54,7 +53,7 @@ def test_report_of_sections_that_share_a_field_joins_lists_and_adds_counts() -> 
         EMPTY,
         [
             LogSection(events=(first,), events_dropped=1), CheckpointSection(events=(second,)),
-            GpuSection(node_events_dropped=2), KernelLogSection(node_events_dropped=3),
+            KernelLogSection(node_events_dropped=3), KernelLogSection(node_events_dropped=2),
         ],
     )  # fmt: skip
     assert report.events == (first, second)

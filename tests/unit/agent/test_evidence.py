@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -283,9 +284,8 @@ def test_records_of_the_kernel_are_kept_unless_they_are_mere_information() -> No
 
 def test_the_driver_of_either_kernel_module() -> None:
     text = "NVRM version: NVIDIA UNIX {}  550.54.15  Tue Mar  5 22:23:56 UTC 2024"
-    assert node_settings.parse_driver(text.format("x86_64 Kernel Module")) == "550.54.15"
-    assert node_settings.parse_driver(text.format("Open Kernel Module for x86_64")) == "550.54.15"
-    assert node_settings.parse_driver("") is None
+    for module in ("x86_64 Kernel Module", "Open Kernel Module for x86_64"):
+        assert re.findall(node_settings.DRIVER, text.format(module)) == ["550.54.15"]
 
 
 # ---------------------------------------------------------------------------------------- dumps and bounds

@@ -44,7 +44,7 @@ def test_ports_and_interfaces_with_a_device_are_read(tmp_path: Path) -> None:
     assert port.link == Link(
         name="mlx5_0/1", kind="infiniband", up=True, rate_bits_s=400_000_000_000, downs=3, errors=10
     )
-    assert (port.sent_bytes, port.received_bytes, port.waits) == (4000, 2000, 9)
+    assert [port.counts[name] for name in ("sent_bytes", "received_bytes", "waits")] == [4000, 2000, 9]
     assert (found["mlx5_1/1"].link.kind, found["mlx5_1/1"].link.up) == ("roce", False)
     assert found["ens1"].link == Link(name="ens1", kind="ethernet", up=True, rate_bits_s=10**11, downs=2, errors=5)
     assert found["ib0"].link == Link(name="ib0", kind="ethernet", up=False)
@@ -64,9 +64,9 @@ def test_interfaces_that_are_switched_off_or_on_usb_are_left_out_and_roce_has_no
 def test_congestion_of_roce_and_packets_that_were_lost_are_counted_and_of_infiniband_no_marks(tmp_path: Path) -> None:
     places = {"infiniband/a/ports/1": ROCE, "infiniband/b/ports/1": PORT | {"hw_counters/rp_cnp_handled": "9"}}
     roce, infiniband = links_in(tree(tmp_path, places))
-    assert (roce.marked, roce.slowed, roce.resent) == (70, 30, 6)
-    assert (infiniband.marked, infiniband.slowed, infiniband.resent) == (None, None, 6)
-    later = replace(roce, at=roce.at + 10.0, marked=170, slowed=30, resent=5)
+    assert [roce.counts[name] for name in ("marked", "slowed", "resent")] == [70, 30, 6]
+    assert infiniband.counts.keys() & {"marked", "slowed", "resent"} == {"resent"}
+    later = replace(roce, at=roce.at + 10.0, counts={"marked": 170, "slowed": 30, "resent": 5})
     now = with_rates(later, roce)
     assert (now.marked_s, now.slowed_s, now.resent_s) == (10.0, 0.0, None), "one that was reset says nothing"
 
@@ -79,12 +79,11 @@ def test_node_without_adapters_has_no_links_and_one_with_many_a_bounded_number(t
 
 def test_bytes_a_second_are_those_between_two_looks_and_a_counter_that_fell_says_nothing() -> None:
     link = Link(name="mlx5_0/1", kind="infiniband", up=True)
-    before = LinkCounters(link, 10.0, 1000, 5000, 100)
-    assert with_rates(LinkCounters(link, 40.0, 4000, 4000, 400), before) == replace(
-        link, sent_bytes_s=100.0, received_bytes_s=None, waits_s=10.0
-    )
+    before = LinkCounters(link, 10.0, {"sent_bytes": 1000, "received_bytes": 5000, "waits": 100})
+    after = LinkCounters(link, 40.0, {"sent_bytes": 4000, "received_bytes": 4000, "waits": 400})
+    assert with_rates(after, before) == replace(link, sent_bytes_s=100.0, received_bytes_s=None, waits_s=10.0)
     for end in (2**32 - 1, 4 * (2**32 - 1)):
-        stopped = LinkCounters(link, 10.0, end, end, 2**32 - 1)
+        stopped = LinkCounters(link, 10.0, {"sent_bytes": end, "received_bytes": end, "waits": 2**32 - 1})
         assert with_rates(replace(stopped, at=40.0), stopped) == link, "a counter that is full tells of no silence"
     assert with_rates(before, None) == link
     assert with_rates(before, before) == link

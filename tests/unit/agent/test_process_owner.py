@@ -92,7 +92,7 @@ def asked(pid: int) -> dict[str, tuple[Any, Any]]:
         "list_open_mounts": ({"processes": [["7", pid, True]]}, {"7": []}),
         "read_shared_memory": ({"pids": [pid]}, [None]),
         "read_threads": ({"files": [[what, pid, pid] for what in ("io", "call", "devices")]}, [None] * 3),
-        "read_process_states": ({"processes": [[pid, row.start_ticks]], "silent_mounts": ["/"]}, None),
+        "read_process_states": ({"processes": [[pid, row.start_ticks]]}, None),
         "dump_stacks": ({"node": "n1", "budget_s": 5.0, "processes": [msgspec.to_builtins(row)]}, None),
         "find_listeners": ({"processes": [[pid, row.start_ticks]], "port": 28028}, Listeners()),
         "end_process": (

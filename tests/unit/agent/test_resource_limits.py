@@ -94,7 +94,7 @@ def test_a_variable_of_128_kib_is_cut_before_it_is_searched() -> None:
 
 
 def run(code: str, means: tool.Means = MEANS) -> tool.Ran:
-    return next(tool.run_tools([lambda: ([sys.executable, "-I", "-S", "-c", code], means)], []))
+    return next(tool.run_tools([lambda: ([sys.executable, "-I", "-S", "-c", code], means)], []))[1]
 
 
 def test_a_tool_what_it_prints_comes_whole_with_its_errors_and_its_code() -> None:
@@ -158,7 +158,7 @@ def test_a_tool_has_the_capabilities_it_is_given_and_no_program_gives_it_more() 
     assert lines["NoNewPrivs"] == "1"
 
 
-def test_several_tools_come_in_their_order_and_one_that_hangs_holds_up_no_other() -> None:
+def test_several_tools_are_begun_in_their_order_and_one_that_hangs_holds_up_no_other() -> None:
     begun: list[int] = []
 
     def job(number: int, code: str) -> tuple[list[str], tool.Means]:
@@ -167,9 +167,10 @@ def test_several_tools_come_in_their_order_and_one_that_hangs_holds_up_no_other(
 
     codes = ["import time; time.sleep(60)", "print(1)", "print(2)", "print(3)"]
     jobs = [lambda n=n, code=code: job(n, code) for n, code in enumerate(codes)]  # type: ignore[misc]
-    rans = list(tool.run_tools(jobs, []))
-    assert [ran.out for ran in rans] == [b"", b"1\n", b"2\n", b"3\n"]
-    assert [ran.problem is None for ran in rans] == [False, True, True, True]
+    ended = list(tool.run_tools(jobs, []))
+    assert [number for number, _ in ended] == [1, 2, 3, 0]
+    assert [ran.out for _, ran in ended] == [b"1\n", b"2\n", b"3\n", b""]
+    assert [ran.problem is None for _, ran in ended] == [True, True, True, False]
     assert begun == [0, 1, 2, 3]
 
 

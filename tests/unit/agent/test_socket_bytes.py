@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from slurm_watchdog.agent.evidence.stacks import read_socket_bytes
+from slurm_watchdog.agent.evidence.stacks import read_threads
 from slurm_watchdog.agent.proc.files import read_call_name
 
 CONNECT = "import socket, sys; c = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); "
@@ -52,23 +52,23 @@ def waiting(code: str) -> Iterator[tuple[int, socket.socket]]:
 @pytest.mark.parametrize("name", WAITS)
 def test_what_moves_on_the_connection_that_a_process_waits_for_is_counted(name: str) -> None:
     with waiting(WAITS[name]) as (pid, peer):
-        first = read_socket_bytes(pid)
+        first = read_threads(pid)[1]
         assert [each.moved >= 4 for each in first] == [True]
-        assert read_socket_bytes(pid) == first, "nothing moves"
+        assert read_threads(pid)[1] == first, "nothing moves"
         if name == "send":
             until = time.monotonic() + 20
-            while read_socket_bytes(pid) in ((), first) and time.monotonic() < until:
+            while read_threads(pid)[1] in ((), first) and time.monotonic() < until:
                 peer.recv(1 << 20)
-            assert all(each.moved > first[0].moved for each in read_socket_bytes(pid))
+            assert all(each.moved > first[0].moved for each in read_threads(pid)[1])
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_of_who_waits_for_no_connection_nothing_is_said(name: str) -> None:
     with waiting(ELSEWHERE[name]) as (pid, _):
-        assert read_socket_bytes(pid) == ()
+        assert read_threads(pid)[1] == ()
 
 
 def test_of_a_process_that_is_gone_nothing_is_said() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
-    assert read_socket_bytes(process.pid) == ()
+    assert read_threads(process.pid)[1] == ()

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.children.requests import DumpProcessStacks, WorkerState
 from slurm_watchdog.agent.evidence.stacks import (
     TOO_MANY,
-    _Dump,
+    _ended,
     _thread_cpu_s,
     _undumped,
     _with_facts,
@@ -152,20 +152,14 @@ def test_the_thread_in_which_ray_trains_has_its_own_cpu_time_in_each_dump() -> N
             "os_thread_id": train.native_id,
             "thread_name": train.name,
         }
-        dump = _Dump(this_process(), WorkerState(os.getuid()), before)
         while _thread_cpu_s(os.getpid(), train.native_id or 0) < 0.2:  # type: ignore[operator]
             time.sleep(0.02)
-        dump.finish(
-            Ran(
-                code=0,
-                out=json.dumps([thread | {"active": True, "owns_gil": False, "frames": []}]).encode(),
-                errors=b"",
-            )
-        )
+        out = json.dumps([thread | {"active": True, "owns_gil": False, "frames": []}]).encode()
+        dumped = _ended(before, Ran(code=0, out=out, errors=b""), WorkerState(os.getuid()))
     finally:
         done.set()
         train.join()
-    trained_s = dump.stack.main_cpu_s
+    trained_s = dumped.main_cpu_s
     assert trained_s is not None and 0.2 <= trained_s <= 0.5
 
 

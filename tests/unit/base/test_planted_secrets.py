@@ -87,7 +87,7 @@ def report_of(text: str, read: dict[str, Any]) -> Report:
     )
     rank = RankEvidence(
         pid=1, start_ticks=2, role=Role.RANK, rank=0, blocked=blocked, environment=tuple(read["variables"].items()),
-        dumps=(StackDump(after_s=0.0, threads=read["frames"]),), silent_files=(f"/s/{text}",), error=text,
+        dumps=(StackDump(after_s=0.0, threads=read["frames"]),), error=text,
     )  # fmt: skip
     evidence = NodeEvidence(
         node="n1", job_id="7", ranks=(rank,), log_lines=((f"/log/{text}", tuple(read["log line"])),),

@@ -92,7 +92,7 @@ def test_masking_a_value_without_secrets_returns_the_same_object() -> None:
 
 def test_a_secret_deep_inside_of_an_answer_is_masked() -> None:
     blocked = Blocked(thread_id=1, seconds=3.0, state="D", path=f"/s/{SECRET}/x", mount="/s")
-    rank = RankEvidence(pid=1, start_ticks=2, role=Role.RANK, blocked=blocked, silent_files=(f"/s/{SECRET}",))
+    rank = RankEvidence(pid=1, start_ticks=2, role=Role.RANK, blocked=blocked)
     evidence = NodeEvidence(node="n1", job_id="7", ranks=(rank,), kernel_lines=("a", SECRET))
     result = masked(CommandResult(command_id="c", ok=True, evidence=evidence))
     assert SECRET.partition("=")[2] not in str(result)

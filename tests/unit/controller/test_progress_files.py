@@ -12,7 +12,7 @@ import pytest
 from slurm_watchdog.agent.children.answers import ScannedPlace
 from slurm_watchdog.agent.children.children import Answer
 from slurm_watchdog.agent.children.requests import Request, ScanCheckpoints
-from slurm_watchdog.agent.collectors.checkpoint import CLOCK_PATTERN, CLOCK_S, CheckpointSchedule
+from slurm_watchdog.agent.collectors.checkpoint import CLOCK_S, EVENT_OF, CheckpointSchedule
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
@@ -98,7 +98,7 @@ def test_each_change_is_an_event_and_the_first_look_only_tells_where_the_count_s
             children.answer()
             assert rows == ()
             found += [(each.count, each.backlog) for each in events]
-            assert {each.pattern for each in events} <= {CLOCK_PATTERN}
+            assert {each.pattern for each in events} <= {EVENT_OF["clock"][1]}
     assert found == [(1000.0, True), (1040.0, False), (1100.0, False)]
 
 
@@ -112,7 +112,7 @@ def test_it_is_a_clock_where_the_log_tells_nothing_and_never_gives_a_step() -> N
             age_s=0.0,
             source="/h",
             count=count,
-            pattern=CLOCK_PATTERN,
+            pattern=EVENT_OF["clock"][1],
             backlog=backlog,
         )  # type: ignore[arg-type]
 

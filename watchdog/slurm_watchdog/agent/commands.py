@@ -164,7 +164,7 @@ class Commands:
             try:
                 if now - since > command.expires_s:
                     raise Refused(f"expired: it could not be started within {command.expires_s:.0f} s")
-                if not self._start(command, now, since):
+                if not self._start(command, now, command.expires_s - (now - since)):
                     self._waiting.append((command, since))
             except Refused as reason:
                 self._refuse(command, str(reason))
@@ -226,19 +226,26 @@ class Commands:
 
     # -- the commands -------------------------------------------------------------------------------------
 
-    def _start(self, command: Command, now: float, since: float) -> bool:
+    def _start(self, command: Command, now: float, left_s: float) -> bool:
         """Gives `command` to its child; False if the child is busy. Raises Refused."""
-        if isinstance(command, DumpStacks):
-            return self._start_stacks(command, now, command.expires_s - (now - since))
-        if isinstance(command, ProbeMount):
-            return self._start_probe(command, now)
-        if isinstance(command, CollectEvidence):
-            return self._start_collection(command, now)
-        if isinstance(command, EndProcess):
-            return self._start_ending(command, now)
-        if isinstance(command, GiveOrder | WithdrawOrder):
-            return self._pass_on(command, now)
-        return self._start_kill_switch(command, now)
+        match command:
+            case DumpStacks():
+                return self._start_stacks(command, now, left_s)
+            case ProbeMount():
+                return self._start_probe(command, now)
+            case CollectEvidence():
+                return self._start_collection(command, now)
+            case EndProcess():
+                return self._start_ending(command, now)
+            case GiveOrder():
+                self._check_run(command)
+                self.context.supervisors.give(command.job_id, command.restarts, command.order, now)
+            case WithdrawOrder():
+                self.context.supervisors.withdraw(command.decision, now)
+            case _:
+                return self._start_kill_switch(command, now)
+        self._answer(command.id)
+        return True
 
     def _start_stacks(self, command: DumpStacks, now: float, left_s: float) -> bool:
         chosen = list(choose(self._processes_of(command)))
@@ -246,34 +253,30 @@ class Commands:
         if (problem := why_no_dump(self.children, uid, now)) is not None:
             raise Refused(problem)
         budget_s = max(1.0, min(STACKS_BUDGET_S, left_s - 2.0))
-        room = self.children.room(uid)
-        request = DumpProcessStacks(node=self.node, budget_s=budget_s, processes=chosen, may_hang=room)
-        then = partial(self._answer_stacks, command)
-        return self.children.ask(f"stacks:{uid}", request, budget_s + 2.0, now, then, uid) is not None
+        request = DumpProcessStacks(self.node, budget_s, chosen, may_hang=self.children.room(uid))
 
-    def _answer_stacks(self, command: DumpStacks, answer: Answer[list[ProcessStack]]) -> None:
-        self._answer(command.id, answer.error, stacks=tuple(answer.value or ()))
+        def then(answer: Answer[list[ProcessStack]]) -> None:
+            self._answer(command.id, answer.error, stacks=tuple(answer.value or ()))
+
+        return self.children.ask(f"stacks:{uid}", request, budget_s + 2.0, now, then, uid) is not None
 
     def _start_collection(self, command: CollectEvidence, now: float) -> bool:
         """A few at a time, for jobs that share the node: each mostly waits between its dumps."""
         if len(self._collections) >= COLLECTIONS:
             return False
-        mine = self._processes_of(command)
+        mine, uid = self._processes_of(command), self._uid(self._owner(command.job_id))
         silent = {probe.mount for probe in self.sections.of(MountSection).mounts if not probe.responding}
-        silent |= {
-            process.blocked.mount
-            for process in self.processes
-            if process.blocked is not None and process.blocked.mount and process.blocked.seconds >= BLOCKED_S
-        }
-        uid = self._uid(self._owner(command.job_id))
+        blocked = [each.blocked for each in self.processes if each.blocked is not None]
+        silent |= {each.mount for each in blocked if each.mount and each.seconds >= BLOCKED_S}
         collection = Collection(command, self.context, uid, now, mine, frozenset(silent))
         self._collections.append(collection)
         self._advance(collection, now)
         return True
 
     def _start_probe(self, command: ProbeMount, now: float) -> bool:
-        _check_place(command.mount)
-        _check_place(command.directory)
+        for path in (command.mount, command.directory):
+            if not is_absolute_path(path):
+                raise Refused(f"an absolute path is wanted, and {path[:100]!r} is not a file name here")
         uid = self._uid(command.uid)
         mount = next((each for each in reversed(self.logs.mounts) if each.point == command.mount), None)
         if (untouched := self.logs.why_untouched(command.directory)) is not None:
@@ -288,74 +291,56 @@ class Commands:
         if fields is None:
             raise Refused("a kill switch says in one line of JSON who wrote it, why, and for which incident")
         uid = self._uid(command.uid)
+        request: KillSwitch = RemoveSwitch(path=path, node=self.node, **fields)
         # Removing needs no job: it may have ended, and only a file that holds our very words is removed.
         if isinstance(command, WriteKillSwitch):
             self._check_run(command)
-        request: KillSwitch
-        if isinstance(command, WriteKillSwitch):
             until_s = clock.monotonic() + self.deadline_s
             request = WriteSwitch(path=path, node=self.node, until_s=until_s, **fields)
-        else:
-            request = RemoveSwitch(path=path, node=self.node, **fields)
         if path.startswith(f"{self.switches.base}/"):
-            self._answer_kill_switch(command, self.switches.do(request))
+            self._end_kill_switch(command, self.switches.do(request))
             return True
         key = self.logs.key_of(path, uid)
         self._check_child(key, f"the filesystem of {path} has not answered", now)
 
         def then(answer: Answer[None]) -> None:
-            self._answer_kill_switch(command, answer.error)
+            self._end_kill_switch(command, answer.error)
 
         return self.children.ask(key, request, self.deadline_s, now, then, uid) is not None
 
-    def _answer_kill_switch(self, command: WriteKillSwitch | RemoveKillSwitch, error: str | None) -> None:
-        kind, outcome = type(command).__name__, error or "done"
+    def _end_kill_switch(self, command: WriteKillSwitch | RemoveKillSwitch, error: str | None) -> None:
+        kind, outcome, awaiting = type(command).__name__, error or "done", self.context.jobs.awaiting_checkpoints
         log.info("%s %s for job %s: %s", kind, command.path, command.job_id, outcome)
         if isinstance(command, RemoveKillSwitch):
-            self.context.jobs.awaiting_checkpoints.discard(command.job_id)
+            awaiting.discard(command.job_id)
         elif error is None:
-            self.context.jobs.awaiting_checkpoints.add(command.job_id)
+            awaiting.add(command.job_id)
         self._answer(command.id, error)
-
-    def _pass_on(self, command: GiveOrder | WithdrawOrder, now: float) -> bool:
-        if isinstance(command, GiveOrder):
-            self._check_run(command)
-            self.context.supervisors.give(command.job_id, command.restarts, command.order, now)
-        else:
-            self.context.supervisors.withdraw(command.decision, now)
-        self._answer(command.id)
-        return True
 
     def _start_ending(self, command: EndProcess, now: float) -> bool:
         """A refusal is an answer like any other here: the caller has to know that nothing was sent."""
-        if command.boot_id != self.context.boot_id:
-            self._answer_ending(command, ProcessEnd(gone=True))
-            return True
-        try:
-            if command.how != "look" and (objection := self._objection(command, now)) is not None:
-                raise Refused(objection)
-            self._check_child(f"end:{command.uid}", "the child that ends processes has not returned", now)
-            if (refusal := refusal_to_become(command.uid)) is not None:
-                raise Refused(refusal)
-        except Refused as reason:
-            self._answer_ending(command, ProcessEnd(refusal=str(reason)))
+        processes, running = self.context.processes, self.context.jobs.running(now)
+        holders, key = self.context.orphan_gpu_processes, f"end:{command.uid}"
+        refusal, gone = "", command.boot_id != self.context.boot_id
+        if not gone:
+            if command.how != "look":
+                refusal = holders.objection(command, processes.table.entries, processes.ours, running) or ""
+            if not refusal and (since_s := self.children.hung_since(key, now)) is not None:
+                refusal = f"the child that ends processes has not returned for {since_s:.0f} s"
+            refusal = refusal or refusal_to_become(command.uid) or ""
+        if gone or refusal:
+            self._end_ending(command, Answer(0, key, ProcessEnd(gone=gone, refusal=refusal)))
             return True
         request = picked(SignalProcess, command, minors=list(command.minors))  # the worker refuses any other `how`
-        then = partial(self._answer_end_of_process, command)
-        return self.children.ask(f"end:{command.uid}", request, END_S, now, then, command.uid, idle_s=0.0) is not None
+        then = partial(self._end_ending, command)
+        return self.children.ask(key, request, END_S, now, then, command.uid, idle_s=0.0) is not None
 
-    def _objection(self, command: EndProcess, now: float) -> str | None:
-        processes, running = self.context.processes, self.context.jobs.running(now)
-        return self.context.orphan_gpu_processes.objection(command, processes.table.entries, processes.ours, running)
-
-    def _answer_end_of_process(self, command: EndProcess, answer: Answer[ProcessEnd]) -> None:
-        if answer.error is None and answer.value is not None:
-            self._answer_ending(command, answer.value)
+    def _end_ending(self, command: EndProcess, answer: Answer[ProcessEnd]) -> None:
+        said = answer.value
+        if answer.error is not None or said is None:
+            log.warning("whether process %d was ended is not known: %s", command.pid, answer.error)
+            self._answer(command.id, answer.error or "")
             return
-        log.warning("whether process %d was ended is not known: %s", command.pid, answer.error)
-        self._answer(command.id, answer.error or "")
-
-    def _answer_ending(self, command: EndProcess, said: ProcessEnd) -> None:
         if command.how != "look":
             log.warning(
                 "process %d (%s) of uid %d, of job %s, which is over: %s %s", command.pid, command.comm, command.uid,
@@ -406,8 +391,3 @@ class Commands:
         here = int(text) if text.isdecimal() and len(text) < 10 else watch.restarts if watch is not None else None
         if here is not None and here != restarts:
             raise Refused(f"job {job_id} is in run {here} on {self.node}, the command is about run {restarts}")
-
-
-def _check_place(path: str) -> None:
-    if not is_absolute_path(path):
-        raise Refused(f"an absolute path is wanted, and {path[:100]!r} is not a file name here")

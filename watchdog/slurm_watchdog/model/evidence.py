@@ -116,7 +116,6 @@ class ProcessState(Struct):
     status: tuple[tuple[str, str], ...] = ()  # Lines of /proc/PID/status and limits that matter.
     sockets: tuple[SocketState, ...] = ()
     sockets_seen: int = 0
-    silent_files: tuple[str, ...] = ()  # Open files on mounts that do not answer.
     lock: LockWait | None = None
 
 

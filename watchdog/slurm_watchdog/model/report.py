@@ -82,7 +82,6 @@ class GpuSection(Struct):
 
     gpus: tuple[Gpu, ...] = ()
     node_events: tuple[NodeEvent, ...] = ()
-    node_events_dropped: int = 0
 
 
 class OrphanGpuProcessSection(Struct):

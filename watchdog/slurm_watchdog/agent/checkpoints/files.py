@@ -9,9 +9,10 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 import msgspec
@@ -47,32 +48,23 @@ def stat_of(name: str, where: int) -> os.stat_result | None:
 
 def read_small(name: str, where: int | None, flags: int = FILE_FLAGS) -> tuple[str, int] | None:
     """Text and time (nanoseconds since the epoch) of a small file; None if it is not there or no plain file."""
-    try:
-        with opened(name, flags, where) as fd:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
-                return None
+    with suppress(OSError), opened(name, flags, where) as fd:
+        found = os.fstat(fd)
+        if stat.S_ISREG(found.st_mode):
             return os.read(fd, MAX_SMALL).decode(errors="replace"), found.st_mtime_ns
-    except OSError:
-        return None
+    return None
 
 
 def marker_is_whole(name: str, where: int) -> bool:
     """Whether a marker is there; one that is itself written in pieces counts when its end is there."""
-    found = stat_of(name, where)
-    if found is None or not stat.S_ISREG(found.st_mode):
-        return False
-    if not name.endswith(".json"):
+    with suppress(OSError), opened(name, FILE_FLAGS, where) as fd:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            return False
+        if name.endswith(".json"):
+            return os.pread(fd, 16, max(0, found.st_size - 16)).rstrip().endswith((b"}", b"]"))
         return found.st_size > 0 or name.endswith(("/complete", "/commit_success.txt"))
-    return _read_tail(name, where).rstrip().endswith((b"}", b"]"))
-
-
-def _read_tail(name: str, where: int) -> bytes:
-    try:
-        with opened(name, FILE_FLAGS, where) as fd:
-            return os.pread(fd, 16, max(0, os.fstat(fd).st_size - 16))
-    except OSError:
-        return b""
+    return False
 
 
 def files_are_whole(names: tuple[str, ...], where: int) -> bool | None:
@@ -109,23 +101,19 @@ def may_settle(name: str, where: int) -> bool:
     """Whether a directory may count as complete once it does not change any more. Not so with shards of PyTorch DCP, of
     which .metadata is missing then, nor with a file that is visibly cut short: a leftover of a crash does not change
     any more, either."""
-    try:
-        with opened(name, DIRECTORY_FLAGS, where) as fd:
-            names = _first_names(fd)
-            archives = [each for each in names if each.endswith(_ARCHIVES)][:MAX_NAMES]
-            unfinished = any(each.endswith((SHARD, ".tmp", ".part", ".incomplete")) for each in names)
-            return not unfinished and files_are_whole(tuple(archives), fd) is not False
-    except OSError:
-        return False
+    with suppress(OSError), opened(name, DIRECTORY_FLAGS, where) as fd:
+        names = _first_names(fd)
+        archives = [each for each in names if each.endswith(_ARCHIVES)][:MAX_NAMES]
+        unfinished = any(each.endswith((SHARD, ".tmp", ".part", ".incomplete")) for each in names)
+        return not unfinished and files_are_whole(tuple(archives), fd) is not False
+    return False
 
 
 def has_shards(name: str, where: int) -> bool:
     """Whether a directory holds shards of PyTorch DCP."""
-    try:
-        with opened(name, DIRECTORY_FLAGS, where) as fd:
-            return any(each.endswith(SHARD) for each in _first_names(fd))
-    except OSError:
-        return False
+    with suppress(OSError), opened(name, DIRECTORY_FLAGS, where) as fd:
+        return any(each.endswith(SHARD) for each in _first_names(fd))
+    return False
 
 
 def _first_names(fd: int) -> list[str]:
@@ -133,52 +121,40 @@ def _first_names(fd: int) -> list[str]:
         return [entry.name for entry in islice(entries, MAX_FOOTPRINT_FILES)]
 
 
-def take_footprint(candidate: Candidate, where: int, max_files: int, check_time: Callable[[], None]) -> Footprint:
-    """Files, bytes and newest change of all that a candidate consists of, at most `max_files` of them."""
-    found = [0, 0, 0]
+def take_footprint(candidate: Candidate, where: int, most: int, check_time: Callable[[], None]) -> Footprint:
+    """Files, bytes and newest change of all that a candidate consists of, at most `most` files and directories."""
+    count = size_bytes = newest_ns = seen = 0
     whole = len(candidate.names) <= MAX_NAMES
-    for name in candidate.names[:MAX_NAMES]:
-        it = stat_of(name, where)
-        if it is not None:
-            _add(found, it)
-            if stat.S_ISDIR(it.st_mode):
-                whole &= _add_directory(found, name, where, MAX_DEPTH, max_files, check_time)
-    return Footprint(found[0], found[1], found[2], whole=whole)
+    walks = (_walk(name, where, MAX_DEPTH, check_time) for name in candidate.names[:MAX_NAMES])
+    for it in islice(chain.from_iterable(walks), most + 1):
+        seen += 1
+        if it is None or seen > most:
+            whole = False
+            continue
+        newest_ns = max(newest_ns, it.st_mtime_ns)
+        if stat.S_ISREG(it.st_mode):
+            count, size_bytes = count + 1, size_bytes + it.st_size
+    return Footprint(count, size_bytes, newest_ns, whole=whole)
 
 
-def _add(found: list[int], it: os.stat_result) -> None:
-    if stat.S_ISREG(it.st_mode):
-        found[0] += 1
-        found[1] += it.st_size
-    found[2] = max(found[2], it.st_mtime_ns)
-
-
-def _add_directory(
-    found: list[int], name: str, where: int, depth: int, max_files: int, check_time: Callable[[], None]
-) -> bool:
-    """Adds the files below a directory; False if there were more, or deeper ones, than are counted."""
-    check_time()
-    try:
-        fd = os.open(name, DIRECTORY_FLAGS, dir_fd=where)
-    except OSError:
-        return True  # gone meanwhile
-    whole = True
-    try:
-        with os.scandir(fd) as entries:
-            for entry in islice(entries, max_files + 1):
-                if found[0] >= max_files:
-                    return False
-                it = stat_of(entry.name, fd)
-                if it is None:
-                    continue
-                _add(found, it)
-                if stat.S_ISDIR(it.st_mode):
-                    whole &= depth > 1 and _add_directory(found, entry.name, fd, depth - 1, max_files, check_time)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return whole
+def _walk(name: str, where: int, depth: int, check_time: Callable[[], None]) -> Iterator[os.stat_result | None]:
+    """What is known of all that lies below a name, itself included; None where something is passed over."""
+    it = stat_of(name, where)
+    if it is None:
+        return
+    yield it
+    if stat.S_ISDIR(it.st_mode):
+        check_time()
+        try:
+            with opened(name, DIRECTORY_FLAGS, where) as fd, os.scandir(fd) as entries:
+                for entry in entries if depth else ():
+                    yield from _walk(entry.name, fd, depth - 1, check_time)
+        except FileNotFoundError:
+            return  # gone meanwhile
+        except OSError:
+            yield None
+        if not depth:
+            yield None
 
 
 def resolve(path: str, mount: str, others: frozenset[str] = frozenset()) -> tuple[str, bool]:
@@ -198,10 +174,10 @@ def resolve(path: str, mount: str, others: frozenset[str] = frozenset()) -> tupl
             continue
         if not is_inside(f"{real}/{part}", mount, others):
             return "/".join([real, part, *parts]), False
-        target = _read_link(f"{real}/{part}")
-        if target is None:
+        if not stat.S_ISLNK(os.lstat(f"{real}/{part}").st_mode):
             real = f"{real}/{part}"
             continue
+        target = os.readlink(f"{real}/{part}")
         if (links := links + 1) > MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
         parts = [each for each in target.split("/") if each] + parts
@@ -213,16 +189,6 @@ def resolve(path: str, mount: str, others: frozenset[str] = frozenset()) -> tupl
     return real or "/", True
 
 
-def _read_link(path: str) -> str | None:
-    """Where a link points to; None if it is none. Raises OSError if nothing is there."""
-    try:
-        return os.readlink(path)
-    except OSError as problem:
-        if problem.errno == errno.EINVAL:
-            return None
-        raise
-
-
 def is_inside(path: str, mount: str, others: frozenset[str]) -> bool:
     inside = path == mount or path.startswith(mount.rstrip("/") + "/")
     return inside and not any(path == other or path.startswith(f"{other}/") for other in others)
@@ -231,6 +197,7 @@ def is_inside(path: str, mount: str, others: frozenset[str]) -> bool:
 MAX_ENTRIES = 10_000  # Names that one look at a directory reads: 5 ms here, and one to ten requests to a file server.
 MAX_FOOTPRINTS = 16  # Of those that are not complete so many are looked into.
 WAS_COMPLETE = -1  # In the place of a number of files: no one looked into it, for it was complete.
+UNMEASURED = -1
 SETTLES_S = 20.0  # What has not changed for so long, from look to look, has settled.
 SETTLED_S = 300.0  # At the first look, what no one has written to for so long by the times of its files.
 
@@ -367,6 +334,6 @@ def has_changed(one: Assessed, before: dict[str, Footprint] | None) -> bool:
     if before is None or one.footprint is None:
         return False
     then = before.get(one.path)
-    if then is not None and then.files == WAS_COMPLETE:
-        return 0 < then.newest_ns < one.footprint.newest_ns
+    if then is not None and then.files == WAS_COMPLETE:  # a directory's own time says little
+        return not one.candidate.is_directory and then.newest_ns < one.footprint.newest_ns
     return then is None or not one.footprint.equals(then)

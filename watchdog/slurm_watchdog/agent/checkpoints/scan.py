@@ -19,6 +19,7 @@ from slurm_watchdog.agent.checkpoints.files import (
     MAX_ENTRIES,
     MAX_FILES,
     MAX_FOOTPRINT_FILES,
+    UNMEASURED,
     WAS_COMPLETE,
     Assessed,
     Scan,
@@ -30,9 +31,7 @@ from slurm_watchdog.agent.checkpoints.files import (
     newest,
 )
 from slurm_watchdog.agent.children.answers import (
-    CheckpointMemory,
     Footprint,
-    KnownSize,
     ScannedPlace,
 )
 from slurm_watchdog.agent.children.requests import ScanCheckpoints, WorkerState
@@ -51,7 +50,7 @@ def scan_checkpoints(request: ScanCheckpoints, worker: WorkerState) -> list[Scan
     others, end = frozenset(request.others), now + request.budget_s
     rows = []
     for kind, job, path, memory in request.places:
-        this = Scan(now, wall, end, None if memory is None else memory.footprints, others)
+        this = Scan(now, wall, end, memory, others)
         row = ScannedPlace(job_id=job, directory=path, memory=memory)
         try:
             real, inside = (path, True) if kind == "tracker" else files.resolve(path, request.mount, others)
@@ -85,18 +84,16 @@ def _scan_directory(directory: str, this: Scan, row: ScannedPlace) -> ScannedPla
     growing = [each for each in rest if has_changed(each, this.before)]
     writing = next(iter(growing or rest), None)
     layout = complete.layout if complete else writing.layout if writing else None
-    size = None
     if complete is not None:
-        size = _size(complete, this, row.memory.size if row.memory is not None else None)
         row = replace(
             row, step=complete.candidate.step, path=complete.path, foreign=not _is_own(complete), at_ns=complete.at_ns,
-            age_s=max(0.0, this.wall - complete.at_ns / 1e9), size_bytes=size.size_bytes,
+            age_s=max(0.0, this.wall - complete.at_ns / 1e9), size_bytes=_size(complete, this),
         )  # fmt: skip
     if writing is not None:
         row = replace(row, writing_step=writing.candidate.step)
     return replace(
         row, was_read=True, layout=layout, writing=bool(growing), error="; ".join(this.notes) or None,
-        memory=CheckpointMemory(footprints=this.footprints, size=size),
+        memory=this.footprints,
     )  # fmt: skip
 
 
@@ -107,13 +104,18 @@ def _is_own(complete: Assessed) -> bool:
     return all(it is not None and it.st_uid == os.geteuid() for it in found)
 
 
-def _size(complete: Assessed, this: Scan, known: KnownSize | None) -> KnownSize:
-    """The bytes of a checkpoint: added up once for each."""
-    if known is not None and (known.path, known.at_ns) == (complete.path, complete.at_ns):
-        return known
-    with opened(os.path.dirname(complete.path), DIRECTORY_FLAGS) as where:
-        total = files.take_footprint(complete.candidate, where, MAX_FILES, this.check_time)
-    return KnownSize(complete.path, complete.at_ns, total.size_bytes if total.whole else None)
+def _size(complete: Assessed, this: Scan) -> int | None:
+    """The bytes of a checkpoint: added up once for each; None if they are too many to be added up."""
+    known, taken = (this.before or {}).get(complete.path), this.footprints[complete.path]
+    if taken.files != WAS_COMPLETE and taken.whole:
+        return taken.size_bytes  # one that has settled: its files were counted just now
+    if known is None or (known.files, known.newest_ns) != (WAS_COMPLETE, taken.newest_ns) or known.size_bytes < 0:
+        with opened(os.path.dirname(complete.path), DIRECTORY_FLAGS) as where:
+            known = files.take_footprint(complete.candidate, where, MAX_FILES, this.check_time)
+            known = replace(known, size_bytes=known.size_bytes if known.whole else 0)
+    if taken.files == WAS_COMPLETE:
+        this.footprints[complete.path] = replace(taken, size_bytes=known.size_bytes)
+    return known.size_bytes or None
 
 
 # ---------------------------------------------------------------------------------------------- where to look
@@ -167,9 +169,8 @@ def _assess_directory(directory: str, this: Scan) -> tuple[list[Assessed], list[
         if each is not None and (each.complete or each.candidate.layout != "digits" or each.footprint)
     ]
     for each in found:
-        if each.complete:  # a directory's own time says little; a file that is written over has a later one
-            at_ns = 0 if each.candidate.is_directory else each.at_ns
-            this.footprints.setdefault(each.path, Footprint(WAS_COMPLETE, 0, at_ns, this.now))
+        if each.complete:
+            this.footprints.setdefault(each.path, Footprint(WAS_COMPLETE, UNMEASURED, each.at_ns, this.now))
     for name, layouts, step, _ in tracked:
         if not any(each.candidate.step == step and each.candidate.layout in layouts for each in found):
             this.notes.append(f"{prefix}/{name} says {step}, which is not there")

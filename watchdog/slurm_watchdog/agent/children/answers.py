@@ -6,10 +6,9 @@ The requests are in slurm_watchdog.agent.children.requests, each with the type o
 from __future__ import annotations
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.observations import CallTarget, Checkpoint, Event, Gpu, GpuHealth, Link, LogFile
+from slurm_watchdog.model.observations import CallTarget, Checkpoint, Event, Gpu, Link, LogFile
 
 
 class IdentifiedProcess(Struct):
@@ -69,12 +68,7 @@ class LinkCounters(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     link: Link
     at: float
-    sent_bytes: int | None = None
-    received_bytes: int | None = None
-    waits: int | None = None  # Ticks in which it had something to send and no credit (PortXmitWait).
-    marked: int | None = None
-    slowed: int | None = None
-    resent: int | None = None  # What these are: slurm_watchdog.model.observations.Link.
+    counts: dict[str, int]  # Of what becomes a rate of the link: `sent_bytes` of `sent_bytes_s`.
 
 
 class FollowedFile(LogFile):
@@ -114,7 +108,7 @@ class Footprint(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What shows that a candidate was written to: how many files, their bytes, and when the newest was changed."""
 
     files: int  # files.WAS_COMPLETE: it was complete, so no one counted.
-    size_bytes: int
+    size_bytes: int  # Of one that was complete: of all its files, 0 if they are too many, files.UNMEASURED.
     newest_ns: int
     since: float = 0.0  # Monotonic clock: since when it has been like that, as far as scans have shown.
     whole: bool = True  # False: there were more files than were counted.
@@ -124,47 +118,18 @@ class Footprint(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return (self.files, self.size_bytes, self.newest_ns) == (other.files, other.size_bytes, other.newest_ns)
 
 
-class KnownSize(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The size of a complete checkpoint, which is added up once."""
-
-    path: str
-    at_ns: int
-    size_bytes: int | None
-
-
-class CheckpointMemory(Struct):
-    """What a scan of a directory is compared with: the child keeps nothing, so it travels to and fro."""
-
-    footprints: dict[str, Footprint] = msgspec.field(default_factory=dict)  # By path.
-    size: KnownSize | None = None
+Footprints = dict[str, Footprint]
+"""What a scan of a directory is compared with, by path: the child keeps nothing, so it travels to and fro."""
 
 
 class ScannedPlace(Checkpoint):
     """A directory of checkpoints with its newest complete one and the one that is being written; a tracker with its
     step; or a file whose changes are progress."""
 
-    memory: CheckpointMemory | None = None
+    memory: Footprints | None = None
     moved: str | None = None  # Where the place lies, if that is another mount: then nothing was read.
     was_read: bool = False
     at_ns: int = 0  # When `path` was complete, or the file was changed, by the filesystem's clock; 0: not known.
-
-
-class GpuHealthRow(GpuHealth):
-    """Of one GPU, with the one value of the others that is read as seldom."""
-
-    memory_clock_hz: float | None = None
-
-
-GpuProcesses = tuple[tuple[int, int | None], ...]
-"""(pid, bytes) of each process that computes; None: NVML does not know how many bytes."""
-
-
-class GpuRow(Gpu):
-    """One GPU, with what is read of it in turn."""
-
-    unreadable: bool = False  # It answered nothing at all.
-    processes: GpuProcesses | UnsetType | None = UNSET  # UNSET: it was not its turn; None: NVML refused.
-    health: GpuHealthRow | UnsetType | None = UNSET
 
 
 class GpuReading(Struct):
@@ -172,6 +137,6 @@ class GpuReading(Struct):
 
     missing: str = ""  # This node has no driver.
     error: str = ""  # NVML as a whole refuses.
-    gpus: tuple[GpuRow, ...] | None = None
+    gpus: tuple[Gpu, ...] | None = None
     events: tuple[tuple[int, int, str | None], ...] = ()  # (type, data, UUID).
     driver_s: float = 0.0  # Spent inside NVML.

@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Meta
 
 from slurm_watchdog.agent.children.answers import (
-    CheckpointMemory,
     FollowedLogs,
+    Footprints,
     GpuReading,
     IdentifiedProcess,
     LinkCounters,
@@ -143,7 +143,6 @@ class ReadProcessStates(Request[list[ProcessState]]):
 
     task = "read_process_states"
     processes: Annotated[list[tuple[Pid, Ticks]], Meta(max_length=256)]
-    silent_mounts: Annotated[list[Path], Meta(max_length=256)]
 
 
 class DumpProcessStacks(Request[list[ProcessStack]]):
@@ -238,7 +237,7 @@ class ScanCheckpoints(Request[list[ScannedPlace]]):
     mount: Path
     others: Annotated[list[Path], Meta(max_length=4096)]  # Mount points below it: nothing there is touched.
     budget_s: Seconds
-    places: Annotated[list[tuple[PlaceKind, Word, Path, CheckpointMemory | None]], Meta(max_length=64)]
+    places: Annotated[list[tuple[PlaceKind, Word, Path, Footprints | None]], Meta(max_length=64)]
     """(kind, job, path, what the last scan of a directory gave back)."""
 
 
@@ -305,13 +304,12 @@ class ReadLinks(Request[list[LinkCounters]]):
 
 
 class ReadGpus(Request[GpuReading]):
-    """NVML's values of every GPU."""
+    """NVML's values of every GPU: what is due of them."""
 
     task = "read_gpus"
-    dear: Literal["all"] | list[tuple[int, str]]
-    """What is read besides, as (index, PROCESSES or HEALTH), the most urgent first: the first of them, and
-    more while `budget_s` of driver time lasts. `all`: the processes of every GPU, whatever it takes."""
-    budget_s: Seconds
+    now: float
+    everything: bool = False  # Processes and health of every GPU, whatever it takes.
+    missed: bool = False  # The agent knows GPUs that NVML does not list any more.
 
 
 Memory = TypeVar("Memory")

@@ -16,12 +16,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.children.answers import (
-    CheckpointMemory,
+    Footprints,
     ScannedPlace,
 )
 from slurm_watchdog.agent.children.children import Answer, Children
@@ -37,7 +38,12 @@ from slurm_watchdog.model.report import CheckpointSection, ProcessSection
 MAX_TRACKERS = 4
 MAX_CLOCKS = 4
 CLOCK_S = 30.0  # Files that are named for progress are looked at this often at least.
-CLOCK_PATTERN = "file"
+EVENT_OF: dict[PlaceKind, tuple[EventKind, str]] = {
+    "directory": (EventKind.CHECKPOINT, "directory"),
+    "tracker": (EventKind.CHECKPOINT, "tracker"),
+    "clock": (EventKind.PROGRESS, "file"),
+}
+"""Kind of a place -> kind and pattern of the event that it gives."""
 MAX_PLACES = 64  # Of the node: directories and trackers together.
 SOON_S = 5.0  # While one is being written its directory is looked at this often: the controller waits for it.
 BUDGET_S = 2.0  # For one look of a child at all that it is asked about, system calls that hang not counted.
@@ -47,18 +53,17 @@ MAX_MOVES = 8  # A directory that is named through links is followed over so man
 
 @dataclass
 class _Place:
-    """One directory or tracker of one job. `path` is where it lies, `reported` what of it was reported last."""
+    """One directory, tracker or clock of one job. `path` is where it lies, `reported` what of it was reported last."""
 
     path: str
     kind: PlaceKind
     due: float
-    row: Checkpoint
-    at: float = 0.0  # When the child was asked for `row`.
+    row: Checkpoint  # As it was at `scanned_at`.
+    error: str | None = "not read yet"
     asked_at: float = 0.0
     scanned_at: float | None = None
-    memory: CheckpointMemory | None = None
-    reported: tuple[object, ...] | None = None
-    reported_ns: int = 0
+    memory: Footprints | None = None
+    reported: tuple[Any, ...] = ()
     moves: int = 0
 
 
@@ -103,20 +108,14 @@ class CheckpointSchedule(msgspec.Struct):
     def _note_places(self, now: float, directories: Mapping[str, Iterable[str]]) -> None:
         wanted: dict[Key, PlaceKind] = {}
         for job_id, paths in directories.items():
-            for path in list(dict.fromkeys(paths))[:MAX_DIRECTORIES]:
-                wanted[job_id, path] = "directory"
+            wanted |= {(job_id, path): "directory" for path in list(dict.fromkeys(paths))[:MAX_DIRECTORIES]}
         for job_id, watch in self.logs.watch.items():
-            for path in watch.checkpoint_trackers[:MAX_TRACKERS]:
-                wanted[job_id, path] = "tracker"
+            wanted |= {(job_id, path): "tracker" for path in watch.checkpoint_trackers[:MAX_TRACKERS]}
             for path in watch.progress_files[:MAX_CLOCKS]:
                 wanted.setdefault((job_id, path), "clock")
-        wanted = {key: wanted[key] for key in list(wanted)[:MAX_PLACES] if key[1].startswith("/")}
-        for key, kind in wanted.items():
-            if key not in self._places:
-                row = Checkpoint(job_id=key[0], directory=key[1], error="not read yet")
-                self._places[key] = _Place(key[1], kind, now, row)
-        self._places = {key: place for key, place in self._places.items() if key in wanted}
-        self._recent = {key: event for key, event in self._recent.items() if key in wanted}
+        kept = [key for key in wanted if key[1].startswith("/")][:MAX_PLACES]
+        self._places = {key: self._places.get(key) or _new(key, wanted[key], now) for key in kept}
+        self._recent = {key: event for key, event in self._recent.items() if key in self._places}
 
     def _child_of(self, job_id: str, path: str) -> tuple[str, int]:
         uid = self.logs.owner_of(job_id)
@@ -126,9 +125,8 @@ class CheckpointSchedule(msgspec.Struct):
         plan: dict[tuple[str, int, str], list[Key]] = {}
         for key, place in self._places.items():
             if (untouched := self.logs.why_untouched(place.path)) is not None:
-                place.row = replace(place.row, error=untouched)
-                continue
-            if now >= place.due and (key[0] in self.logs.jobs or not self.logs.become_owner):
+                place.error = untouched
+            elif now >= place.due and (key[0] in self.logs.jobs or not self.logs.become_owner):
                 where = mount_of(place.path, self.logs.mounts)
                 point = where.point if where is not None else "/"
                 plan.setdefault((*self._child_of(key[0], place.path), point), []).append(key)
@@ -158,83 +156,73 @@ class CheckpointSchedule(msgspec.Struct):
             every_s = min(CLOCK_S, self.interval_s) if place.kind == "clock" else self.interval_s
             place.asked_at, place.due = asked_at, asked_at + every_s
             if found is None:
-                if not answer.timed_out:
-                    self._fail(place, asked_at, answer.error or "")
-            elif found.moved is not None:
-                self._move(place, asked_at, found.moved)
+                place.error = place.error if answer.timed_out else answer.error
+            elif found.moved is not None:  # it is named through a link to another mount: its child is asked, at once
+                place.path, place.due, place.moves = found.moved, asked_at, place.moves + 1
+                if place.moves > MAX_MOVES:
+                    place.path, place.due, place.moves = key[1], asked_at + every_s, 0
+                    place.error = "its name leads through too many links from mount to mount"
             else:
                 place.path, place.moves = key[1], 0  # next time from its name again: links may be changed
-                apply = {"directory": self._apply_directory, "tracker": self._apply_tracker, "clock": self._apply_clock}
-                apply[place.kind](key, place, asked_at, found)
+                if place.kind == "directory":
+                    self._apply_directory(key, place, found)
+                else:
+                    self._apply_file(key, place, found)
 
-    def _fail(self, place: _Place, at: float, error: str) -> None:
-        place.row, place.at = replace(self._aged(place, at), error=error), at
-
-    def _apply_directory(self, key: Key, place: _Place, at: float, found: ScannedPlace) -> None:
+    def _apply_directory(self, key: Key, place: _Place, found: ScannedPlace) -> None:
+        at, before = place.asked_at, place.scanned_at
         if not found.was_read:  # what was known before stays, with the reason
-            self._fail(place, at, found.error or "")
+            place.error = found.error or ""
             return
-        # A new place is compared from its second scan on; what was there at the first has its true age.
-        first, since_s = place.scanned_at is None, at - (place.scanned_at or at)
-        place.memory, place.scanned_at, place.at = found.memory, at, at
+        place.memory, place.scanned_at, place.error = found.memory, at, found.error
         place.row = replace(only(Checkpoint, found), directory=key[1])
         if found.writing:
             place.due = at + min(SOON_S, self.interval_s)
-        newest = (found.path, found.step, found.at_ns)
-        if found.path is None or newest == place.reported:
-            return
-        age_s = found.age_s or 0.0
-        if not first and found.at_ns > place.reported_ns:
-            age_s = min(age_s, since_s + CACHED_S)  # the server's clock may be slow; it was not there then
-        place.reported, place.reported_ns = newest, found.at_ns
-        self._add_event(key, at, found.path, found.step, age_s, "directory")
+        if found.path is not None:
+            age_s, reported_ns = found.age_s or 0.0, place.reported[2] if place.reported else 0
+            # A new place is compared from its second scan on; what was there at the first has its true age.
+            if before is not None and found.at_ns > reported_ns:
+                age_s = min(age_s, at - before + CACHED_S)  # the server's clock may be slow; it was not there then
+            self._report(key, place, (found.path, found.step, found.at_ns), source=found.path, age_s=age_s)
 
-    def _apply_tracker(self, key: Key, place: _Place, at: float, found: ScannedPlace) -> None:
-        if found.step is not None and place.reported != (found.step,):
-            place.reported = (found.step,)
-            self._add_event(key, at, key[1], found.step, found.age_s or 0.0, "tracker")
+    def _apply_file(self, key: Key, place: _Place, found: ScannedPlace) -> None:
+        first, place.scanned_at = place.scanned_at is None, place.asked_at
+        if place.kind == "tracker" and found.step is not None:
+            self._report(key, place, (None, found.step), source=key[1], age_s=found.age_s or 0.0)
+        elif place.kind == "clock" and found.at_ns:
+            # At the first scan the event says where the count begins.
+            at_s = found.at_ns / 1e9
+            self._report(
+                key, place, (at_s, None, found.size_bytes), source=key[1], age_s=0.0, count=at_s, backlog=first
+            )
 
-    def _apply_clock(self, key: Key, place: _Place, at: float, found: ScannedPlace) -> None:
-        """A file that was changed since the scan before; at the first scan the event says where the count begins."""
-        first, place.scanned_at = place.scanned_at is None, at
-        newest = (found.at_ns, found.size_bytes)
-        if not found.at_ns or newest == place.reported:
+    def _report(self, key: Key, place: _Place, newest: tuple[Any, ...], **values: Any) -> None:
+        """An event of what is new; `newest` has its step in the second place."""
+        if newest == place.reported:
             return
         place.reported = newest
-        event = Event(
-            kind=EventKind.PROGRESS, job_id=key[0], source=key[1], age_s=0.0, count=found.at_ns / 1e9,
-            pattern=CLOCK_PATTERN, backlog=first,
-        )  # fmt: skip
-        self._keep(at, event)
-
-    def _move(self, place: _Place, at: float, path: str) -> None:
-        """The directory is named through a link to another mount: its child is asked, at once."""
-        place.moves += 1
-        if place.moves > MAX_MOVES:
-            place.moves, place.path = 0, place.row.directory
-            self._fail(place, at, "its name leads through too many links from mount to mount")
-        else:
-            place.path, place.due = path, at
-
-    def _add_event(self, key: Key, at: float, source: str, step: int | None, age_s: float, pattern: str) -> None:
-        kind = EventKind.CHECKPOINT
-        event = Event(kind=kind, job_id=key[0], source=source, step=step, age_s=age_s, pattern=pattern)
-        self._keep(at, event)
-        self._recent[key] = (at, event)
-
-    def _keep(self, at: float, event: Event) -> None:
+        kind, pattern = EVENT_OF[place.kind]
+        at, event = place.asked_at, Event(kind=kind, job_id=key[0], step=newest[1], pattern=pattern, **values)
         self._events.append((at, event))
         del self._events[: -4 * MAX_PLACES]
-
-    def _aged(self, place: _Place, now: float) -> Checkpoint:
-        age_s = None if place.row.age_s is None else place.row.age_s + now - place.at
-        return replace(place.row, age_s=age_s, looked_age_s=now - place.at if place.scanned_at is not None else 0.0)
+        if kind is EventKind.CHECKPOINT:
+            self._recent[key] = (at, event)
 
     def _row(self, place: _Place, now: float) -> Checkpoint:
-        row = self._aged(place, now)
+        row, since_s = place.row, 0.0 if place.scanned_at is None else now - place.scanned_at
         child, _ = self._child_of(row.job_id, place.path)
         silent = self.logs.why_silent(child, now)
-        return row if silent is None else replace(row, writing=False, error=silent)
+        return replace(
+            row,
+            age_s=None if row.age_s is None else row.age_s + since_s,
+            looked_age_s=since_s,
+            writing=row.writing and silent is None,
+            error=place.error if silent is None else silent,
+        )
+
+
+def _new(key: Key, kind: PlaceKind, now: float) -> _Place:
+    return _Place(key[1], kind, now, Checkpoint(job_id=key[0], directory=key[1]))
 
 
 def _is_below(path: str, mount: str) -> bool:

@@ -33,8 +33,7 @@ class GpuCollector(Collector):
         gpus = self.context.gpus.collect(now)
         ranks = (p for p in self.sections.of(ProcessSection).processes if p.role is Role.RANK)
         self.context.gpus.suspect((rank.pid for rank in ranks if rank.blocked is not None), now)
-        events = self.context.gpus.drain_events(now)
-        return GpuSection(gpus=gpus, node_events=events, node_events_dropped=self.context.gpus.events_dropped)
+        return GpuSection(gpus=gpus, node_events=self.context.gpus.drain_events(now))
 
     def problems(self, now: float) -> Iterator[Problem]:
         """Why NVML says nothing, or that it is waited for."""

@@ -24,32 +24,26 @@ MAX_WISH = 1024  # Characters of one variable that are reported.
 def directives_of(entries: Iterable[Entry], owners: Mapping[str, int]) -> tuple[JobDirectives, ...]:
     """Of jobs that Slurm has here (`owners`: job -> user), as their ranks have it, else any process of the
     owner's in the run; no one else's processes count. One without variables: its ranks were read, and say nothing."""
-    found: dict[str, tuple[bool, JobDirectives]] = {}
-    named: dict[str, JobDirectives] = {}  # What command lines name, beside whatever anybody says.
-    read: dict[str, JobDirectives] = {}
+    best: dict[str, tuple[int, JobDirectives]] = {}  # The higher number of two says more: see `weight`.
+    named: dict[str, tuple[str, str]] = {}  # What command lines of ranks name, beside whatever anybody says.
     for entry in entries:
-        environ, member = entry.known.environ or {}, entry.member
-        said = tuple((name, environ[name][:MAX_WISH]) for name in WISH_VARIABLES if environ.get(name))
-        switch = environ.get(KILL_SWITCH_OPTION, "")
-        if member is None or entry.known.environ is None or entry.known.uid != owners.get(member.job_id):
+        environ, member = entry.known.environ, entry.member
+        if member is None or environ is None or entry.known.uid != owners.get(member.job_id):
             continue
         job_id, is_rank = member.job_id, member.role is Role.RANK
-        if not (said or (is_rank and (switch or job_id not in read))):
-            continue
-        restarts = environ.get("SLURM_RESTART_COUNT", "0")
-        run = int(restarts) if restarts.isascii() and restarts.isdecimal() and len(restarts) < 10 else 0
-        wish = JobDirectives(job_id=job_id, restarts=run, variables=said, uid=entry.known.uid)
-        if said and (job_id not in found or (is_rank and not found[job_id][0])):
-            found[job_id] = (is_rank, wish)
-        if is_rank:
-            read.setdefault(job_id, replace(wish, variables=()))
-        if is_rank and switch:
-            named.setdefault(job_id, replace(wish, variables=((KILL_SWITCH_OPTION, switch),)))
-    said_or_named = read | {job_id: wish for job_id, (_, wish) in found.items()}
-    for job_id, wish in named.items():
-        own = said_or_named.get(job_id)
-        said_or_named[job_id] = wish if own is None else replace(own, variables=(*own.variables, *wish.variables))
-    return tuple(said_or_named.values())
+        said = tuple((name, environ[name][:MAX_WISH]) for name in WISH_VARIABLES if environ.get(name))
+        if is_rank and (switch := environ.get(KILL_SWITCH_OPTION)):
+            named.setdefault(job_id, (KILL_SWITCH_OPTION, switch))
+        weight = 2 * bool(said) + is_rank  # a rank that says something, then any other one, then a rank that does not
+        if weight and weight > best.get(job_id, (0, None))[0]:
+            restarts = environ.get("SLURM_RESTART_COUNT", "0")
+            run = int(restarts) if restarts.isascii() and restarts.isdecimal() and len(restarts) < 10 else 0
+            wish = JobDirectives(job_id=job_id, restarts=run, variables=said, uid=entry.known.uid)
+            best[job_id] = weight, wish
+    return tuple(
+        replace(wish, variables=(*wish.variables, named[job_id])) if job_id in named else wish
+        for job_id, (_, wish) in best.items()
+    )
 
 
 class JobDirectiveCollector(Collector):

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 
 from msgspec.structs import replace
@@ -32,22 +32,36 @@ SYSFS = "/sys/class"
 MAX_LINKS = 32  # A node with 8 adapters for its GPUs has about 12 ports, each of which may be an interface, too.
 _RATE = re.compile(rb"(\d{1,6}(?:\.\d)?) Gb/sec")
 WORD = 4  # Bytes: InfiniBand counts its data in words of so many (IBA 1.6, 16.1.3.5).
+PORTS, INFINIBAND, ROCE, ETHERNET = ("infiniband", "roce"), ("infiniband",), ("roce",), ("ethernet",)
 PORT_ERRORS = (
     "counters/symbol_error", "counters/link_error_recovery", "counters/port_rcv_errors",
     "counters/local_link_integrity_errors",
 )  # fmt: skip
 """Kernel, Documentation/ABI/stable/sysfs-class-infiniband. Discards are congestion, and no fault of the link."""
-RESENT = (
-    "hw_counters/packet_seq_err",
-    "hw_counters/local_ack_timeout_err",
-)  # InfiniBand only: RoCE loses in congestion.
-LOST = (*RESENT, "hw_counters/out_of_sequence")
-MARKED = "hw_counters/np_ecn_marked_roce_packets"
-SLOWED = "hw_counters/rp_cnp_handled"
-"""mlx5 (drivers/infiniband/hw/mlx5/counters.c): np is the side that is notified of marks, rp the one that reacts."""
+RESENT = ("hw_counters/packet_seq_err", "hw_counters/local_ack_timeout_err")
+NET_ERRORS = tuple(f"statistics/{name}" for name in ("rx_crc_errors", "rx_frame_errors", "tx_carrier_errors"))
+COUNTERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], int], ...] = (
+    ("downs", PORTS, ("counters/link_downed",), 1),
+    ("downs", ETHERNET, ("carrier_down_count",), 1),
+    ("errors", INFINIBAND, PORT_ERRORS + RESENT, 1),
+    ("errors", ROCE, PORT_ERRORS, 1),  # which loses packets in congestion
+    ("errors", ETHERNET, NET_ERRORS, 1),
+    ("sent_bytes", PORTS, ("counters/port_xmit_data",), WORD),
+    ("sent_bytes", ETHERNET, ("statistics/tx_bytes",), 1),
+    ("received_bytes", PORTS, ("counters/port_rcv_data",), WORD),
+    ("received_bytes", ETHERNET, ("statistics/rx_bytes",), 1),
+    ("waits", PORTS, ("counters/port_xmit_wait",), 1),
+    ("marked", ROCE, ("hw_counters/np_ecn_marked_roce_packets",), 1),
+    ("slowed", ROCE, ("hw_counters/rp_cnp_handled",), 1),
+    ("resent", PORTS, (*RESENT, "hw_counters/out_of_sequence"), 1),
+)
+"""What is counted, of which kinds of link, the files whose sum it is, and their unit. np and rp are mlx5's
+(drivers/infiniband/hw/mlx5/counters.c): the side that is notified of marks, and the one that reacts. Of all but the
+first two a rate becomes known, a field of Link with `_s` behind."""
+TOTALS = ("downs", "errors")
+UP = {b"up": True, b"down": False, b"lowerlayerdown": False}  # Of an interface's operstate.
 IFF_UP = 1
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-NET_ERRORS = ("rx_crc_errors", "rx_frame_errors", "tx_carrier_errors")
 
 
 def read_links(request: ReadLinks, worker: WorkerState) -> list[LinkCounters]:
@@ -57,128 +71,82 @@ def read_links(request: ReadLinks, worker: WorkerState) -> list[LinkCounters]:
 
 def links_in(root: str) -> list[LinkCounters]:
     """The same of a directory like /sys/class."""
-    return list(islice(chain(_ports(f"{root}/infiniband"), _interfaces(f"{root}/net")), MAX_LINKS))
+    names = partial(_names, root)
+    ports = ((f"{device}/{port}", f"{root}/infiniband/{device}/ports/{port}")
+             for device in names("infiniband") for port in names(f"infiniband/{device}/ports"))  # fmt: skip
+    interfaces = ((name, f"{root}/net/{name}") for name in names("net"))
+    return list(islice(chain(_read(ports, _port), _read(interfaces, _interface)), MAX_LINKS))
 
 
-def _names(directory: str) -> list[str]:
+def _names(root: str, directory: str) -> list[str]:
     try:
-        return sorted(os.listdir(directory))
+        return sorted(os.listdir(f"{root}/{directory}"))
     except OSError:  # no such adapter
         return []
 
 
-@dataclass(frozen=True)
-class _Place:
-    """An open directory of sysfs: the way to it leads through ten others, and is walked once, not for each file."""
-
-    fd: int
-
-    def read(self, name: str) -> bytes | None:
-        """A file in it, None where this driver has none, or the link is down."""
-        try:
-            return read_file(name, self.fd).strip()
-        except OSError:
-            return None
-
-    def count(self, name: str) -> int | None:
-        """The number in a file."""
-        text = self.read(name) or b""
-        return int(text) if text.isdigit() and len(text) < 20 else None
-
-    def counts(self, names: Iterable[str]) -> dict[str, int | None]:
-        """The numbers in several."""
-        return {name: self.count(name) for name in names}
+def _read(places: Iterable[tuple[str, str]], read: Callable[[str, int], Link | None]) -> Iterator[LinkCounters]:
+    """Each from its open directory: the way to it leads through ten others, and is walked once, not for each file."""
+    for name, path in places:
+        with suppress(OSError), opened(path, _DIRECTORY) as fd:
+            if (link := read(name[:64], fd)) is not None:
+                counts = {
+                    field: sum(known) * unit
+                    for field, kinds, files, unit in COUNTERS
+                    if link.kind in kinds and (known := [n for each in files if (n := _count(fd, each)) is not None])
+                }
+                totals = {field: counts.pop(field, None) for field in TOTALS}
+                yield LinkCounters(replace(link, **totals), clock.monotonic(), counts)
 
 
-def _sum(counts: list[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
+def _text(fd: int, name: str) -> bytes:
+    """A file in such a directory, empty where this driver has none, or the link is down."""
+    try:
+        return read_file(name, fd).strip()
+    except OSError:
+        return b""
 
 
-def parse_rate(text: bytes | None) -> int | None:
+def _count(fd: int, name: str) -> int | None:
+    text = _text(fd, name)
+    return int(text) if text.isdigit() and len(text) < 20 else None
+
+
+def parse_rate(text: bytes) -> int | None:
     """Bits a second in `400 Gb/sec (4X NDR)`; None where it says none."""
-    match = _RATE.search(text or b"")
+    match = _RATE.search(text)
     return int(float(match[1]) * 1e9) or None if match else None
 
 
-def parse_speed(text: bytes | None) -> int | None:
+def parse_speed(text: bytes) -> int | None:
     """Bits a second in an interface's `speed`, in Mb/s there; -1 for unknown."""
-    text = text or b""
     return int(text) * 10**6 or None if text.isdigit() and len(text) < 9 else None
 
 
-def _ports(directory: str) -> Iterator[LinkCounters]:
-    for adapter in _names(directory):
-        for port in _names(f"{directory}/{adapter}/ports"):
-            with suppress(OSError), opened(f"{directory}/{adapter}/ports/{port}", _DIRECTORY) as fd:
-                yield _port(f"{adapter}/{port}"[:64], _Place(fd))
+def _port(name: str, fd: int) -> Link:
+    state = _text(fd, "state")
+    kind = "infiniband" if _text(fd, "link_layer") == b"InfiniBand" else "roce"
+    up = b"ACTIVE" in state if state else None
+    return Link(name=name, kind=kind, up=up, rate_bits_s=parse_rate(_text(fd, "rate")))
 
 
-def _port(name: str, place: _Place) -> LinkCounters:
-    state = place.read("state")
-    kind = "infiniband" if place.read("link_layer") == b"InfiniBand" else "roce"
-    counts = place.counts((*PORT_ERRORS, *LOST))
-    words = [place.count(f"counters/port_{way}_data") for way in ("xmit", "rcv")]
-    sent, received = (None if each is None else each * WORD for each in words)
-    link = Link(
-        name=name,
-        kind=kind,
-        up=None if not state else b"ACTIVE" in state,
-        rate_bits_s=parse_rate(place.read("rate")),
-        downs=place.count("counters/link_downed"),
-        errors=_sum([counts[each] for each in (PORT_ERRORS if kind == "roce" else PORT_ERRORS + RESENT)]),
-    )
-    waits = place.count("counters/port_xmit_wait")
-    marked, slowed = (place.count(each) if kind == "roce" else None for each in (MARKED, SLOWED))
-    lost = _sum([counts[each] for each in LOST])
-    return LinkCounters(link, clock.monotonic(), sent, received, waits, marked, slowed, lost)
-
-
-def _is_off(place: _Place) -> bool:
-    """Whether someone has switched this interface off, or never on."""
-    flags = place.read("flags") or b""
-    return bool(re.fullmatch(rb"0x[0-9a-f]{1,8}", flags)) and not int(flags, 16) & IFF_UP
-
-
-def _is_left_out(place: _Place) -> bool:
-    """Whether it has no device (a bridge, a container's end, lo), or one on USB."""
-    try:
-        os.stat("device", dir_fd=place.fd)
-    except OSError:
-        return True
-    try:
-        return os.path.basename(os.readlink("device/subsystem", dir_fd=place.fd)) == "usb"
-    except OSError:
-        return False
-
-
-def _interfaces(directory: str) -> Iterator[LinkCounters]:
-    for name in _names(directory):
-        with suppress(OSError), opened(f"{directory}/{name}", _DIRECTORY) as fd:
-            place = _Place(fd)
-            if not _is_left_out(place) and not _is_off(place):
-                yield _interface(name[:64], place)
-
-
-def _interface(name: str, place: _Place) -> LinkCounters:
-    link = Link(
-        name=name,
-        kind="ethernet",
-        up={b"up": True, b"down": False, b"lowerlayerdown": False}.get(place.read("operstate") or b""),
-        rate_bits_s=parse_speed(place.read("speed")),
-        downs=place.count("carrier_down_count"),
-        errors=_sum(list(place.counts(f"statistics/{each}" for each in NET_ERRORS).values())),
-    )
-    sent, received = (place.count(f"statistics/{way}_bytes") for way in ("tx", "rx"))
-    return LinkCounters(link, clock.monotonic(), sent, received)
+def _interface(name: str, fd: int) -> Link | None:
+    """None for one without a device (a bridge, a container's end, lo), on USB, or switched off by someone."""
+    os.stat("device", dir_fd=fd)
+    flags = _text(fd, "flags")
+    with suppress(OSError):
+        if os.path.basename(os.readlink("device/subsystem", dir_fd=fd)) == "usb":
+            return None
+    if re.fullmatch(rb"0x[0-9a-f]{1,8}", flags) and not int(flags, 16) & IFF_UP:
+        return None
+    up = UP.get(_text(fd, "operstate"))
+    return Link(name=name, kind="ethernet", up=up, rate_bits_s=parse_speed(_text(fd, "speed")))
 
 
 KEY = "links"
 EVERY_S = 60.0  # 20 links take 1.5 ms, and the child that is started for it 1.6 ms; to keep it costs 3 MiB.
 ENDS = frozenset({2**16 - 1, 2**32 - 1, (2**32 - 1) * WORD, 2**64 - 1})
 """Of counters that stop there: those of older adapters have 16 or 32 bits (InfiniBand Architecture, PortCounters)."""
-COUNTERS = ("sent_bytes", "received_bytes", "waits", "marked", "slowed", "resent")
-"""Those of LinkCounters that become a rate of the link, with `_s` behind."""
 OLD_S = 3 * EVERY_S  # What an adapter said so long ago is said no more.
 
 
@@ -223,12 +191,12 @@ def with_rates(now: LinkCounters, before: LinkCounters | None) -> Link:
     if before is None or passed_s <= 0:
         return now.link
 
-    def rate(new: int | None, old: int | None) -> float | None:
-        if new is None or old is None or new < old or new in ENDS:
-            return None
-        return (new - old) / passed_s
-
-    return replace(now.link, **{f"{name}_s": rate(getattr(now, name), getattr(before, name)) for name in COUNTERS})
+    rates = {
+        f"{name}_s": (count - old) / passed_s
+        for name, count in now.counts.items()
+        if (old := before.counts.get(name)) is not None and old <= count and count not in ENDS
+    }
+    return replace(now.link, **rates)
 
 
 SPEC = CollectorSpec("link", LinkSection, LinkCollector)

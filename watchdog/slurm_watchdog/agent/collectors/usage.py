@@ -12,10 +12,11 @@ Never: `memory.stat`, but of a group that is nearly full
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 from msgspec.structs import replace
 
@@ -26,7 +27,7 @@ from slurm_watchdog.agent.collectors.collector import (
     CollectorContext,
     CollectorSpec,
 )
-from slurm_watchdog.agent.proc.control_groups import ROOT, Read, parse_number, parse_pressure, pressures_of, usages_of
+from slurm_watchdog.agent.proc.control_groups import ROOT, parse_number, parse_pressure, pressures_of, usages_of
 from slurm_watchdog.agent.proc.files import count_open_files, read_file
 from slurm_watchdog.agent.processes.user_looks import UserLooks
 from slurm_watchdog.base.structs import picked
@@ -38,40 +39,37 @@ TOLD_FROM = 0.5  # Of a limit other than memory's: what is far from it interests
 MAX_RANKS = 64
 
 
+def _numbers(pattern: bytes, text: bytes | None) -> list[int | None]:
+    """The groups of a pattern in a small file; none where it does not match."""
+    match = re.search(pattern, text or b"", re.MULTILINE)
+    return [parse_number(each) for each in match.groups()] if match is not None else []
+
+
 def parse_meminfo(text: bytes | None) -> Usage | None:
     """The node's memory, from /proc/meminfo (proc(5)): what could not be had without swapping is in use."""
-    found = {}
-    for line in (text or b"").splitlines():
-        words = line.split()
-        if len(words) == 3 and words[0] in (b"MemTotal:", b"MemAvailable:") and words[1].isdigit():
-            found[words[0]] = int(words[1][:15]) * 1024
-    if len(found) < 2:
+    found = [_numbers(rb"^Mem%s:\s+(\d{1,15}) kB$" % name, text) for name in (b"Total", b"Available")]
+    if not all(found):
         return None
-    total = found[b"MemTotal:"]
-    return Usage(resource=Resource.MEMORY, used=max(0, total - found[b"MemAvailable:"]), limit=total)
+    total, available = ((each or 0) * 1024 for (each,) in found)
+    return Usage(resource=Resource.MEMORY, used=max(0, total - available), limit=total)
 
 
 def parse_threads(loadavg: bytes | None, limits: Iterable[int | None]) -> Usage | None:
     """All processes and threads of the node, from /proc/loadavg, beside the smallest of the kernel's `limits`."""
-    words = (loadavg or b"").split()
-    used = words[3].partition(b"/")[2] if len(words) == 5 else b""
+    found = _numbers(rb"^\S+ \S+ \S+ \d+/(\d{1,15}) \d+$", loadavg)
     limit = min((each for each in limits if each), default=None)
-    return Usage(resource=Resource.PIDS, used=int(used[:15]), limit=limit) if used.isdigit() else None
+    return Usage(resource=Resource.PIDS, used=found[0] or 0, limit=limit) if found else None
 
 
 def parse_open_files(file_nr: bytes | None) -> Usage | None:
     """All open files of the node, from /proc/sys/fs/file-nr."""
-    words = (file_nr or b"").split()
-    used = parse_number(words[0]) if len(words) == 3 else None
-    return None if used is None else Usage(resource=Resource.FILES, used=used, limit=parse_number(words[2]))
+    found = _numbers(rb"^(\d{1,15})\s+\d+\s+(\d+)$", file_nr)
+    return Usage(resource=Resource.FILES, used=found[0] or 0, limit=found[1]) if found else None
 
 
 def parse_file_limit(limits: bytes | None) -> int | None:
     """How many files a process may have open, from /proc/PID/limits; None where it does not say, or without end."""
-    for line in (limits or b"").splitlines():
-        if line.startswith(b"Max open files"):
-            return parse_number((line[14:].split() or [b""])[0])
-    return None
+    return next(iter(_numbers(rb"^Max open files\s+(\d+)\s", limits)), None)
 
 
 SHARED_EVERY_S = 120.0  # Between two looks at those that jobs have for themselves: a child takes 2 ms.
@@ -107,13 +105,12 @@ class SharedMemories:
         )
 
     def _ask(self, first: dict[Place, Process], now: float, deadline_s: float) -> None:
-        by_user: dict[int, dict[Place, int]] = {}
-        for place, each in first.items():
-            if self.looks.may_ask(each.pid) and self.looks.refusal(each.uid) is None:
-                by_user.setdefault(each.uid, {})[place] = each.pid
-        for uid, mine in by_user.items():
-            then, pids = partial(self._apply, tuple(mine), now), list(mine.values())
-            self.looks.ask(uid, ReadSharedMemory(pids), pids, deadline_s, now, then)
+        may = {place: each for place, each in first.items() if self.looks.may_ask(each.pid)}
+        for uid in {each.uid for each in may.values()}:
+            mine = {place: each.pid for place, each in may.items() if each.uid == uid}
+            if self.looks.refusal(uid) is None:
+                pids, then = list(mine.values()), partial(self._apply, tuple(mine), now)
+                self.looks.ask(uid, ReadSharedMemory(pids), pids, deadline_s, now, then)
         self._due = now + SHARED_EVERY_S
         self._found = {place: self._found.get(place) for place in first}
 
@@ -147,18 +144,12 @@ class UsageCollector(Collector):
 
 def read_usage(processes: Iterable[Process], root: str = ROOT) -> UsageSection:
     """One look at the node, and at the jobs of these processes."""
-    seen: dict[str, bytes | None] = {}
-
-    def read(path: str) -> bytes | None:
-        if path not in seen:
-            seen[path] = _read(path)
-        return seen[path]
-
     processes = tuple(processes)
     ranks = [each for each in processes if each.role is Role.RANK][:MAX_RANKS] or processes[:MAX_RANKS]
+    read = cache(_read)
     cgroups = {(read(f"/proc/{each.pid}/cgroup") or b"").decode(errors="replace") for each in ranks}
-    rows = [*_of_node(read), *usages_of(cgroups, read, root), *_files_of(ranks, read)]
-    pressures = [parse_pressure(read(f"/proc/pressure/{name}"), name) for name in ("cpu", "memory", "io")]
+    rows = [*_of_node(), *usages_of(cgroups, read, root), *_files_of(ranks)]
+    pressures = [parse_pressure(_read(f"/proc/pressure/{name}"), name) for name in ("cpu", "memory", "io")]
     return UsageSection(
         usages=tuple(row for row in rows if row.resource is Resource.MEMORY or row.refused or row.ratio >= TOLD_FROM),
         pressures=(*(row for row in pressures if row is not None), *pressures_of(cgroups, read, root)),
@@ -172,29 +163,23 @@ def _read(path: str) -> bytes | None:
         return None
 
 
-def _of_node(read: Read) -> Iterator[Usage]:
-    limits = [parse_number(read(f"/proc/sys/kernel/{name}")) for name in ("pid_max", "threads-max")]
-    for row in (
-        parse_meminfo(read("/proc/meminfo")),
-        parse_threads(read("/proc/loadavg"), limits),
-        parse_open_files(read("/proc/sys/fs/file-nr")),
-    ):
-        if row is not None:
-            yield row
+def _of_node() -> Iterator[Usage]:
+    limits = [parse_number(_read(f"/proc/sys/kernel/{name}")) for name in ("pid_max", "threads-max")]
+    memory, threads = parse_meminfo(_read("/proc/meminfo")), parse_threads(_read("/proc/loadavg"), limits)
+    files = parse_open_files(_read("/proc/sys/fs/file-nr"))
+    yield from (row for row in (memory, threads, files) if row is not None)
     with suppress(OSError):  # there is none
         shm = os.statvfs("/dev/shm")
         used, limit = (shm.f_blocks - shm.f_bfree) * shm.f_frsize, shm.f_blocks * shm.f_frsize
         yield Usage(resource=Resource.SHARED_MEMORY, used=used, limit=limit or None)
 
 
-def _files_of(ranks: Iterable[Process], read: Read) -> Iterator[Usage]:
+def _files_of(ranks: Iterable[Process]) -> Iterator[Usage]:
+    of_rank = ("job_id", "step_id", "pid", "rank")
     for rank in ranks:
         used = count_open_files(rank.pid)
-        limit = parse_file_limit(read(f"/proc/{rank.pid}/limits")) if used else None
-        if used and limit:
-            yield picked(
-                Usage, rank, "job_id", "step_id", "pid", "rank", resource=Resource.FILES, used=used, limit=limit
-            )
+        if used and (limit := parse_file_limit(_read(f"/proc/{rank.pid}/limits"))):
+            yield picked(Usage, rank, *of_rank, resource=Resource.FILES, used=used, limit=limit)
 
 
 SPEC = CollectorSpec("usage", UsageSection, UsageCollector)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -49,7 +50,7 @@ from slurm_watchdog.model.evidence import (
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.protocol import CollectEvidence
 
-RAS, RAS_ANSWER = "NCCL's RAS", "RAS's answer"
+PROCESSES, FILES, RAS, RAS_ANSWER = "processes", "files", "NCCL's RAS", "RAS's answer"
 NODE = "node:settings"
 PART_S = 15.0  # Deadline of one question to a child; a dump of stacks has its own.
 DUMP_S = 25.0
@@ -61,6 +62,15 @@ MAX_FILES, MAX_RANKS = 1024, 256  # Of a node, that one question may name (FindF
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 LOG_FILES = 8
 NOT_ASKED = ProcessState(pid=0, problems=("the kernel was not asked about it in time",))
+
+
+class Question(NamedTuple):
+    """What is asked of one child, once."""
+
+    key: str
+    request: Request[Any]
+    keep: Callable[[Any], object]  # Is given the answer; an error becomes a sentence of the evidence.
+    uid: int = -1
 
 
 class Collection(msgspec.Struct):
@@ -82,12 +92,12 @@ class Collection(msgspec.Struct):
     _files: list[FoundFile] = []
     _ras: list[RasAnswer] = []
     _problems: list[str] = []
-    _todo: dict[str, Callable[[float], bool]] = {}
-    """Parts that were not asked for yet: each returns whether its child took the question."""
+    _todo: dict[str, Question] = {}  # By part of the evidence: those that no child has taken yet.
     _out: set[str] = set()  # Parts that were asked for and have not been answered.
+    _begun: bool = False
+    _files_at: float = 0.0
     _dumps_asked: int = 0
     _dump_tried_at: float = float("-inf")
-    _files_at: float = 0.0
     _end: float = 0.0
 
     def __post_init__(self) -> None:
@@ -95,29 +105,30 @@ class Collection(msgspec.Struct):
         self.left_out = sum(1 for p in self.processes if p.role is not Role.HELPER) - len(self.chosen)
         self._unseen = list(self.chosen)
         self._end = self.began + max(10.0, self.command.expires_s) - END_MARGIN_S
-        self._todo = {
-            "processes": self._ask_processes,
-            "settings": partial(self._ask_part, "settings", NODE, ReadNodeSettings(), self._settings.extend),
-            "files": self._ask_files,
-            **{f"log {key}": partial(self._ask_log, key, paths) for key, paths in self._logs().items()},
-        }
-        if self.command.only_ras:
-            self._todo.clear()
+
+    def _begin(self) -> None:
+        self._begun = True
+        if not self.command.only_ras:
+            self._add_processes()
+            self._todo["settings"] = Question(NODE, ReadNodeSettings(), self._settings.extend)
+            self._todo[FILES] = Question(f"evidence:{self._owner}", self._find(), self._files.extend, self.uid)
+            self._add_logs()
         if self.command.ras:
-            self._todo[RAS] = self._find_ras
+            self._add_ras()
 
     def advance(self, now: float) -> NodeEvidence | None:
         """Asks what can be asked now; the answer when everything has come, or its time is over."""
+        if not self._begun:
+            self._begin()
         if now < self._end:
             self._ask_dump(now)
-            for part, ask in list(self._todo.items()):
-                self._out.add(part)
-                if ask(now):
+            for part, question in list(self._todo.items()):
+                then = partial(self._take, part, question.keep)
+                if self._ask(question.key, question.request, now, then, question.uid):
                     del self._todo[part]
-                else:
-                    self._out.discard(part)
-            waiting = self._todo or self._out or self._dumps_asked < self._dumps_wanted
-            if waiting:
+                    self._out.add(part)
+                    self._files_at = now if part == FILES else self._files_at
+            if self._todo or self._out or self._dumps_asked < self._dumps_wanted:
                 return None
         for part in (*self._todo, *sorted(self._out)):
             self._problems.append(f"{part}: no answer in time")
@@ -131,10 +142,6 @@ class Collection(msgspec.Struct):
 
     # -- asking ------------------------------------------------------------------------------------------------
 
-    @property
-    def _dumps_wanted(self) -> int:
-        return 0 if self.command.only_ras else max(1, min(self.command.dumps, MAX_DUMPS))
-
     def _ask(
         self, key: str, request: Request[Value], now: float, then: Callable[[Answer[Value]], None], uid: int = -1,
         deadline_s: float = PART_S,
@@ -142,10 +149,23 @@ class Collection(msgspec.Struct):
         left_s = max(1.0, min(deadline_s, self._end - now))
         return self.context.children.ask(key, request, left_s, now, then, uid) is not None
 
+    def _take(self, part: str, keep: Callable[[Any], object], answer: Answer[Any]) -> None:
+        self._out.discard(part)
+        if part == PROCESSES and answer.timed_out and 0 <= answer.place < len(self._unseen):
+            self._set_aside(answer)
+        elif answer.error is not None:
+            self._problems.append(f"{part}: {answer.error}")
+        if answer.value is not None:
+            keep(answer.value)
+
     @property
     def _owner(self) -> int:
         """As whom processes are looked into."""
         return self.chosen[0].uid if self.chosen else self.uid
+
+    @property
+    def _dumps_wanted(self) -> int:
+        return 0 if self.command.only_ras else max(1, min(self.command.dumps, MAX_DUMPS))
 
     @property
     def _dump_due_at(self) -> float:
@@ -155,11 +175,10 @@ class Collection(msgspec.Struct):
         if self._dumps_asked >= self._dumps_wanted or "stacks" in self._out or now < self._dump_due_at:
             return
         self._dump_tried_at = now
-        if not self.chosen:
-            self._dumps_asked = self._dumps_wanted
-            return
-        if (problem := why_no_dump(self.context.children, self._owner, now)) is not None:
+        problem = why_no_dump(self.context.children, self._owner, now) if self.chosen else None
+        if problem is not None:
             self._problems.append(f"stacks: {problem}")
+        if problem is not None or not self.chosen:
             self._dumps_asked = self._dumps_wanted
             return
         budget_s = max(1.0, min(DUMP_S, self._end - now - 2.0))
@@ -171,120 +190,77 @@ class Collection(msgspec.Struct):
             self._out.add("stacks")
 
     def _apply_dump(self, after_s: float, answer: Answer[list[ProcessStack]]) -> None:
-        self._out.discard("stacks")
-        if answer.error is not None:
-            self._problems.append(f"stacks: {answer.error}")
-        stacks = {(stack.pid, stack.start_ticks): stack for stack in answer.value or ()}
-        self._dumps.append((after_s, stacks))
+        self._dumps.append((after_s, {(stack.pid, stack.start_ticks): stack for stack in answer.value or ()}))
+        self._take("stacks", lambda stacks: None, answer)
 
-    def _ask_processes(self, now: float) -> bool:
-        request = ReadProcessStates(
-            processes=[(each.pid, each.start_ticks) for each in self._unseen], silent_mounts=sorted(self.silent_mounts)
-        )
-        if not self._unseen:
-            self._out.discard("processes")
-            return True
-        return self._ask(f"state:{self._owner}", request, now, self._end_processes, self._owner)
+    def _add_processes(self) -> None:
+        if self._unseen:
+            request = ReadProcessStates([(each.pid, each.start_ticks) for each in self._unseen])
+            self._todo[PROCESSES] = Question(f"state:{self._owner}", request, self._keep_processes, self._owner)
 
-    def _end_processes(self, answer: Answer[list[ProcessState]]) -> None:
-        self._out.discard("processes")
-        self._seen |= {found.pid: found for found in answer.value or ()}
-        if not answer.timed_out or not 0 <= answer.place < len(self._unseen):
-            if answer.error is not None:
-                self._problems.append(f"processes: {answer.error}")
-            return
+    def _keep_processes(self, states: list[ProcessState]) -> None:
+        self._seen |= {found.pid: found for found in states}
+
+    def _set_aside(self, answer: Answer[Any]) -> None:
+        """The child hangs on one of them: the others are asked about again in a fresh one."""
         culprit = self._unseen.pop(answer.place)
         problem = f"the kernel did not answer about it within {answer.seconds:.0f} s"
         self._seen[culprit.pid] = ProcessState(pid=culprit.pid, problems=(problem,))
         if self._unseen and self.context.children.set_aside(answer.key, f"{answer.key}:{culprit.pid}"):
-            self._todo["processes"] = self._ask_processes
+            self._add_processes()
 
-    def _ask_part(
-        self, part: str, key: str, request: Request[Value], keep: Callable[[Value], object], now: float, uid: int = -1
-    ) -> bool:
-        """One question whose answer goes to `keep`; an error becomes a sentence of the answer."""
-
-        def then(answer: Answer[Value]) -> None:
-            self._out.discard(part)
-            if answer.error is not None:
-                self._problems.append(f"{part}: {answer.error}")
-            if answer.value is not None:
-                keep(answer.value)
-
-        return self._ask(key, request, now, then, uid)
-
-    # -- logs and files ----------------------------------------------------------------------------------------
-
-    def _logs(self) -> dict[str, list[str]]:
+    def _add_logs(self) -> None:
         """The job's logs that this node follows, by the child that follows them."""
-        found: dict[str, list[str]] = {}
-        followed = self.context.logs.followed_of(self.command.job_id)
-        for path in [each for each in followed if self._may_touch(each)][:LOG_FILES]:
-            found.setdefault(self.context.logs.key_of(path, self.uid), []).append(path)
-        return found
-
-    def _ask_log(self, key: str, paths: list[str], now: float) -> bool:
-        if (silent := self.context.logs.why_silent(key, now)) is not None:
-            self._problems.append(f"log {paths[0]}: {silent}")
-            self._out.discard(f"log {key}")
-            return True
-        request = LastLines([(self.command.job_id, path) for path in paths])
-        return self._ask_part(f"log {key}", key, request, self._keep_logs, now, self.uid)
+        logs, found = self.context.logs, dict[str, list[str]]()
+        for path in [each for each in logs.followed_of(self.command.job_id) if self._may_touch(each)][:LOG_FILES]:
+            found.setdefault(logs.key_of(path, self.uid), []).append(path)
+        for key, paths in found.items():
+            if (silent := logs.why_silent(key, self.began)) is not None:
+                self._problems.append(f"log {paths[0]}: {silent}")
+                continue
+            request = LastLines([(self.command.job_id, path) for path in paths])
+            self._todo[f"log {key}"] = Question(key, request, self._keep_logs, self.uid)
 
     def _keep_logs(self, ends: list[LogEnd]) -> None:
-        for each in ends:
-            if each.error is not None:
-                self._problems.append(f"log {each.path}: {each.error}")
-            elif each.lines:
-                self._log_lines.append((each.path, each.lines))
+        self._problems += [f"log {each.path}: {each.error}" for each in ends if each.error is not None]
+        self._log_lines += [(each.path, each.lines) for each in ends if each.lines]
 
-    def _ask_files(self, now: float) -> bool:
-        owner = self._owner
-        wanted: list[tuple[str, int | None, float]] = []
+    def _find(self) -> FindFiles:
+        """Files that ranks may have left. Those of ranks that have ended are looked up as another process does."""
+        known_of, files, pipes = self.context.processes.details_of, [], []
         directories: dict[str, None] = {}
-        pipes: list[tuple[str, int | None]] = []
-        # What ranks that have ended left behind is looked up as another process of the job does.
         roots: list[tuple[int | None, int, int]] = [(None, p.pid, p.start_ticks) for p in self.processes[:1]]
         uptime_s, oldest_s = float(read_file("/proc/uptime").split()[0]), 0.0
-        for process in self.processes:
-            if process.role is not Role.RANK:
-                continue
-            known = self.context.processes.details_of(process.pid, process.start_ticks)
+        for process in [each for each in self.processes if each.role is Role.RANK]:
+            known = known_of(process.pid, process.start_ticks)
             age_s = uptime_s - process.start_ticks / CLOCK_TICKS
             oldest_s = max(oldest_s, age_s)
             settings: Mapping[str, str] = dict(known.settings) if known is not None else {}
-            paths = [name for prefix in prefixes(settings) for name in names_of(prefix, process.rank)]
-            wanted += [(path, process.rank, age_s) for path in paths if self._may_touch(path)]
-            pipe = pipe_of(settings, process.rank)
-            pipes += [(pipe, process.rank)] if pipe is not None and self._may_touch(pipe) else []
+            names = [name for prefix in prefixes(settings) for name in names_of(prefix, process.rank)]
+            files += [(path, process.rank, age_s) for path in names]
+            pipes += [(pipe_of(settings, process.rank) or "", process.rank)]
             roots.append((process.rank, process.pid, process.start_ticks))
-            if known is not None and known.cwd and self._may_touch(known.cwd):
-                directories[known.cwd] = None
+            directories |= {known.cwd: None} if known is not None and known.cwd else {}
         pattern, uses_pid = read_pattern()
         words = self.context.processes.error_files_of(self.command.job_id)
-        request = FindFiles(
-            files=wanted[:MAX_FILES],
-            uid=owner,
+        return FindFiles(
+            files=[each for each in files if self._may_touch(each[0])][:MAX_FILES],
+            uid=self._owner,
             max_bytes=FILES_BYTES,
-            places=places(pattern, list(directories), uses_pid),
+            places=places(pattern, list(filter(self._may_touch, directories)), uses_pid),
             max_age_s=oldest_s + 60.0,
-            pipes=pipes[:MAX_RANKS],
+            pipes=[each for each in pipes if each[0] and self._may_touch(each[0])][:MAX_RANKS],
             roots=roots[:MAX_RANKS],
             error_files=[each for each in words.items() if self._may_touch(each[0])],
         )
-        self._files_at = now
-        return self._ask_part("files", f"evidence:{owner}", request, self._files.extend, now, self.uid)
 
-    def _find_ras(self, now: float) -> bool:
+    def _add_ras(self) -> None:
         rank = next((each for each in self.processes if each.role is Role.RANK), None)
         known = self.context.processes.details_of(rank.pid, rank.start_ticks) if rank is not None else None
         port = ras_port(dict(known.settings).get(ADDRESS_VARIABLE) if known is not None else None)
-        if rank is None or port is None:
-            self._out.discard(RAS)
-            return True
-        processes = [(each.pid, each.start_ticks) for each in self.processes[:1024]]
-        request = FindListeners(processes, port)
-        return self._ask_part(RAS, f"state:{rank.uid}", request, partial(self._ask_ras, port), now, rank.uid)
+        if rank is not None and port is not None:
+            request = FindListeners([(each.pid, each.start_ticks) for each in self.processes[:1024]], port)
+            self._todo[RAS] = Question(f"state:{rank.uid}", request, partial(self._ask_ras, port), rank.uid)
 
     def _ask_ras(self, port: int, found: Listeners) -> None:
         if not found.addresses:
@@ -298,12 +274,11 @@ class Collection(msgspec.Struct):
         self.context.courier.ask_ras(host, port, self._parse_ras)
 
     def _parse_ras(self, answer: bytes, why: str) -> None:
+        self._out.discard(RAS_ANSWER)
         if why:
-            self._out.discard(RAS_ANSWER)
             self._problems.append(f"{RAS_ANSWER}: {why}")
         else:
-            request = ParseRas(answer)
-            self._todo[RAS_ANSWER] = partial(self._ask_part, RAS_ANSWER, "node:ras", request, self._ras.append)
+            self._todo[RAS_ANSWER] = Question("node:ras", ParseRas(answer), self._ras.append)
 
     def _may_touch(self, path: str) -> bool:
         mount = mount_of(path, self.context.logs.mounts)
@@ -337,16 +312,14 @@ class Collection(msgspec.Struct):
         dumps = join_dumps([(after_s, stacks.get(key)) for after_s, stacks in self._dumps])
         seen = self._seen.get(process.pid, NOT_ASKED)
         known = self.context.processes.details_of(*key)
-        last = dumps[-1] if dumps else None
+        last = dumps[-1] if dumps else StackDump(after_s=0.0, error="no dump came in time")
         settings = known.settings if known is not None and process.role is Role.RANK else ()
         return picked(
             RankEvidence, process, "pid", "start_ticks", "role", "comm", "rank", "local_rank", "blocked",
-            state=seen.state or (last.state if last is not None else None) or process.state,
-            error=last.error if last is not None else "no dump came in time",
-            dumps=dumps, threads=seen.threads, threads_seen=seen.threads_seen,
-            lock=seen.lock, silent_files=seen.silent_files, sockets=seen.sockets,
-            sockets_seen=seen.sockets_seen, environment=tuple(sorted(settings)), status=seen.status,
-            problems=(*seen.problems, seen.error) if seen.error else seen.problems,
+            state=seen.state or last.state or process.state, error=last.error, dumps=dumps,
+            environment=tuple(sorted(settings)), problems=(*seen.problems, seen.error) if seen.error else seen.problems,
+            **{name: getattr(seen, name) for name in ("threads", "threads_seen", "lock", "sockets", "sockets_seen",
+                                                      "status")},
         )  # fmt: skip
 
 

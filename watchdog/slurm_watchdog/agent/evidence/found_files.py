@@ -8,20 +8,23 @@ standard error.
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import os
 import pwd
 import re
 import stat
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.children.requests import FindFiles, WorkerState
-from slurm_watchdog.agent.files.job_root import Roots, open_in, root_of, roots_of, stat_in
+from slurm_watchdog.agent.files.safe_open import Roots, open_in, roots_of
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import closing, opened
 from slurm_watchdog.base.loop import wait_readable
@@ -69,110 +72,83 @@ def names_of(prefix: str, rank: int | None) -> list[str]:
     return [f"{prefix}{rank}", f"{prefix}{rank}.json"]
 
 
+@contextmanager
+def _opened(
+    request: FindFiles, roots: Roots, path: str, rank: int | None, flags: int = os.O_RDONLY,
+    is_kind: Callable[[int], bool] = stat.S_ISREG,
+) -> Iterator[tuple[int, os.stat_result]]:  # fmt: skip
+    """A file of the owner's, for the block, as this rank names it, and what is known of it. Raises OSError, also for
+    what is another user's, or no such thing."""
+    if path.startswith("~/"):
+        with suppress(KeyError):
+            path = pwd.getpwuid(request.uid).pw_dir + path[1:]
+    with closing(open_in(roots.get(rank, roots.get(None)), path, flags)) as fd:
+        about = os.fstat(fd)
+        if about.st_uid != request.uid or not is_kind(about.st_mode):
+            raise PermissionError(errno.EACCES, "it is not a file of the job's owner", path)
+        yield fd, about
+
+
 def read_flight_recorders(request: FindFiles, roots: Roots = MappingProxyType({})) -> list[FoundFile]:
     """The dump of each rank that is there, belongs to the owner and is not older than the job; of ranks with a pipe,
     new ones. Of several of one rank the newest, of two that were written together the JSON."""
-    asked_at = clock.wall()
-    asked = {rank for path, rank in request.pipes if _ask(root_of(roots, rank), path, request.uid)}
+    asked_at, asked = clock.wall(), set[int | None]()
+    for pipe, rank in request.pipes:
+        with suppress(OSError), _opened(request, roots, pipe, rank, os.O_WRONLY, stat.S_ISFIFO) as (fd, _):
+            os.write(fd, b"1")  # someone reads from it, else it could not be opened
+            asked.add(rank)
     until = clock.monotonic() + FRESH_S
-    while asked and clock.monotonic() < until and not asked <= _fresh(request, roots, asked_at):
-        wait_readable((), LOOK_EVERY_S)
-    left, wall = request.max_bytes, clock.wall()
-    found = []
+    while asked and clock.monotonic() < until:
+        asked -= {
+            rank
+            for path, rank, _ in request.files
+            # … and is no longer written to.
+            if asked_at - LOOK_EVERY_S <= _written_at(request, roots, path, rank) <= clock.wall() - LOOK_EVERY_S
+        }
+        wait_readable((), LOOK_EVERY_S if asked else 0.0)
+    left, found = request.max_bytes, []
     for rank in dict.fromkeys(rank for _, rank, _ in request.files):
-        mine = [(path, max_age_s) for path, of, max_age_s in request.files if of == rank]
-        path, max_age_s = max(mine, key=lambda each: _written_at(request, roots, each[0], rank))
-        room = min(left, MAX_KEPT_BYTES)
-        each = _read(root_of(roots, rank), _at_home(path, request.uid), request.uid, rank or 0, max_age_s, room, wall)
-        if each is not None:
-            left -= len(each.content or b"")
-            found.append(replace(each, rank=rank))
+        mine = {path: max_age_s for path, of, max_age_s in request.files if of == rank}
+        dated = {path: _written_at(request, roots, path, rank) + TOGETHER_S * path.endswith(".json") for path in mine}
+        path = max(mine, key=lambda each: dated[each])
+        with suppress(OSError), _opened(request, roots, path, rank) as (fd, about):
+            if (each := _read(fd, about, path, rank, mine[path], min(left, MAX_KEPT_BYTES))) is not None:
+                left -= len(each.content or b"")
+                found.append(each)
     return found
 
 
 def _written_at(request: FindFiles, roots: Roots, path: str, rank: int | None) -> float:
-    """When this file of the owner's was written (date), a JSON a little later; nothing else was ever written."""
+    """When this file of the owner's was written (date); nothing else was ever written."""
     try:
-        about = stat_in(root_of(roots, rank), _at_home(path, request.uid))
+        with _opened(request, roots, path, rank, os.O_PATH) as (_, about):
+            return about.st_mtime
     except OSError:
         return float("-inf")
-    own = stat.S_ISREG(about.st_mode) and about.st_uid == request.uid
-    return about.st_mtime + (TOGETHER_S if path.endswith(".json") else 0.0) if own else float("-inf")
-
-
-def _ask(root: int | None, path: str, uid: int) -> bool:
-    """Whether someone reads from this pipe of the owner's, and was asked."""
-    try:
-        fd = open_in(root, path, os.O_WRONLY)
-    except OSError:  # among others: no one reads from it
-        return False
-    with closing(fd):
-        about = os.fstat(fd)
-        if not stat.S_ISFIFO(about.st_mode) or about.st_uid != uid:
-            return False
-        try:
-            return os.write(fd, b"1") == 1
-        except OSError:
-            return False
-
-
-def _fresh(request: FindFiles, roots: Roots, since: float) -> set[int | None]:
-    """The ranks whose dump was written since then, and is no longer written to."""
-    found = set[int | None]()
-    for path, rank, _ in request.files:
-        try:
-            at = stat_in(root_of(roots, rank), _at_home(path, request.uid)).st_mtime
-        except OSError:
-            continue
-        if since - LOOK_EVERY_S <= at <= clock.wall() - LOOK_EVERY_S:
-            found.add(rank)
-    return found
-
-
-def _at_home(path: str, uid: int) -> str:
-    if not path.startswith("~/"):
-        return path
-    try:
-        return pwd.getpwuid(uid).pw_dir + path[1:]
-    except KeyError:
-        return path
 
 
 def _read(
-    root: int | None, path: str, uid: int, rank: int, max_age_s: float, max_bytes: int, wall: float
+    fd: int, about: os.stat_result, path: str, rank: int | None, max_age_s: float, max_bytes: int
 ) -> FoundFile | None:
-    try:
-        fd = open_in(root, path, os.O_RDONLY)
-    except OSError:
+    """The dump in a file; None if it is older than the rank."""
+    age_s = clock.wall() - about.st_mtime
+    if age_s > max_age_s:
         return None
-    with closing(fd):
-        about = os.fstat(fd)
-        age_s = wall - about.st_mtime
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != uid or age_s > max_age_s:
-            return None
-        each = FoundFile(kind="flight_recorder", path=path, size_bytes=about.st_size, age_s=max(0.0, age_s))
-        if about.st_size > MAX_FILE_BYTES:
-            return replace(each, error=f"larger than {MAX_FILE_BYTES >> 20} MiB: it stays where it is")
-        body = _whole(fd)
-        try:
-            record = parse_flight_recorder(body, rank, about.st_mtime)
-            known = age_s >= -CLOCK_SLACK_S
-            each = replace(each, record=record) if known else replace(each, error=AHEAD.format(-age_s))
-        except ValueError as refused:
-            each = replace(each, error=str(refused))
-        packed = zlib.compress(body, 6)
-        if len(packed) > max_bytes:
-            error = f"{len(packed)} bytes compressed are too many to be sent: it stays where it is"
-            return replace(each, error=error)
-        return replace(each, content=packed)
-
-
-def _whole(fd: int) -> bytes:
-    parts, size = [], 0
-    while size < MAX_FILE_BYTES and (part := os.read(fd, 1 << 20)):
-        parts.append(part)
-        size += len(part)
-    return b"".join(parts)
+    each = FoundFile(kind="flight_recorder", path=path, rank=rank, size_bytes=about.st_size, age_s=max(0.0, age_s))
+    if about.st_size > MAX_FILE_BYTES:
+        return replace(each, error=f"larger than {MAX_FILE_BYTES >> 20} MiB: it stays where it is")
+    with open(fd, "rb", closefd=False) as file:
+        body = file.read(MAX_FILE_BYTES)
+    try:
+        record = parse_flight_recorder(body, rank or 0, about.st_mtime)
+        known = age_s >= -CLOCK_SLACK_S
+        each = replace(each, record=record) if known else replace(each, error=AHEAD.format(-age_s))
+    except ValueError as refused:
+        each = replace(each, error=str(refused))
+    packed = zlib.compress(body, 6)
+    if len(packed) > max_bytes:
+        return replace(each, error=f"{len(packed)} bytes compressed are too many to be sent: it stays where it is")
+    return replace(each, content=packed)
 
 
 MAX_ENTRIES = 8192  # Names that are looked at in one directory.
@@ -200,25 +176,19 @@ def places(core_pattern: str, directories: list[str], uses_pid: bool = True) -> 
 
 def find_cores(request: FindFiles) -> list[FoundFile]:
     """Every core file of the owner that is not older than the job, newest first."""
-    wall = clock.wall()
-    found: dict[str, FoundFile] = {}
+    wall, found = clock.wall(), dict[str, FoundFile]()
     for directory, pattern in request.places:
-        try:
-            with os.scandir(directory) as entries:
-                for number, entry in enumerate(entries):
-                    if number >= MAX_ENTRIES:
-                        break
-                    if not fnmatch.fnmatchcase(entry.name, pattern):
-                        continue
-                    about = entry.stat(follow_symlinks=False)
-                    age_s = wall - about.st_mtime
-                    mine = about.st_uid == request.uid or f".{request.uid}." in entry.name
-                    if stat.S_ISREG(about.st_mode) and mine and age_s <= request.max_age_s and _is_core(entry):
-                        found[entry.path] = FoundFile(
-                            kind="core", path=entry.path, size_bytes=about.st_size, age_s=max(0.0, age_s)
-                        )
-        except OSError:
-            continue
+        with suppress(OSError), os.scandir(directory) as entries:
+            for entry in islice(entries, MAX_ENTRIES):
+                if not fnmatch.fnmatchcase(entry.name, pattern):
+                    continue
+                about = entry.stat(follow_symlinks=False)
+                age_s = wall - about.st_mtime
+                mine = about.st_uid == request.uid or f".{request.uid}." in entry.name
+                if stat.S_ISREG(about.st_mode) and mine and age_s <= request.max_age_s and _is_core(entry):
+                    found[entry.path] = FoundFile(
+                        kind="core", path=entry.path, size_bytes=about.st_size, age_s=max(0.0, age_s)
+                    )
     return sorted(found.values(), key=lambda each: each.age_s)[:MAX_FOUND]
 
 
@@ -226,12 +196,10 @@ def _is_core(entry: os.DirEntry[str]) -> bool:
     """Whether it begins as a core file does (ELF, type 4), or is one that was compressed by systemd."""
     if entry.name.endswith((".zst", ".lz4", ".xz")):
         return True
-    try:
-        with opened(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
-            head = os.read(fd, 18)
-    except OSError:
-        return False
-    return head[:4] == b"\x7fELF" and head[16:18] in (b"\x04\x00", b"\x00\x04")
+    with suppress(OSError), opened(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+        head = os.read(fd, 18)
+        return head[:4] == b"\x7fELF" and head[16:18] in (b"\x04\x00", b"\x00\x04")
+    return False
 
 
 def read_pattern() -> tuple[str, bool]:
@@ -249,35 +217,21 @@ KIND = "own_words"
 
 
 def read_error_files(request: FindFiles, roots: Roots = MappingProxyType({})) -> list[FoundFile]:
-    """Those that are there, belong to the owner and say why a rank ended."""
+    """Those that are there, belong to the owner and say why a rank ended: of each the first that says it."""
     found = []
     for path, rank in request.error_files:
-        root, beside = root_of(roots, rank), os.path.join(os.path.dirname(path), STDERR)
-        each = _read_error_file(root, path, request.uid) or _read_error_file(root, beside, request.uid)
-        if each is not None:
-            found.append(replace(each, rank=rank))
+        for each in (path, os.path.join(os.path.dirname(path), STDERR)):
+            said, size, age_s = None, 0, -1.0
+            with suppress(OSError, ValueError), _opened(request, roots, each, rank) as (fd, about):
+                size, age_s = about.st_size, clock.wall() - about.st_mtime
+                if each.endswith(STDERR):
+                    said = parse_fatal_error(os.pread(fd, END_BYTES, max(0, size - END_BYTES)))
+                else:
+                    said = parse_error_file(os.pread(fd, MAX_BYTES + 1, 0)) if size else None
+            if said is not None and age_s >= 0:  # a time in the future is an age that is not known
+                found.append(FoundFile(kind=KIND, path=each, rank=rank, size_bytes=size, age_s=age_s, said=said))
+                break
     return found
-
-
-def _read_error_file(root: int | None, path: str, uid: int) -> FoundFile | None:
-    try:
-        fd = open_in(root, path, os.O_RDONLY)
-    except OSError:
-        return None
-    with closing(fd):
-        about = os.fstat(fd)
-        age_s = clock.wall() - about.st_mtime
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != uid or age_s < 0:
-            return None  # a time in the future is an age that is not known
-        each = FoundFile(kind=KIND, path=path, size_bytes=about.st_size, age_s=age_s)
-        try:
-            if path.endswith(STDERR):
-                said = parse_fatal_error(os.pread(fd, END_BYTES, max(0, about.st_size - END_BYTES)))
-            else:
-                said = parse_error_file(os.pread(fd, MAX_BYTES + 1, 0)) if about.st_size else None
-        except (OSError, ValueError):
-            return None
-    return None if said is None else replace(each, said=said)
 
 
 def find_files(request: FindFiles, worker: WorkerState) -> list[FoundFile]:

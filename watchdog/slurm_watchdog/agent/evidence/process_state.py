@@ -10,8 +10,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -19,7 +18,6 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.children.become_user import check_process
 from slurm_watchdog.agent.children.requests import ReadProcessStates, WorkerState
 from slurm_watchdog.agent.proc.files import read_call_name, read_file, read_links, read_stat, read_words
-from slurm_watchdog.base.mounts import mount_of, read_mounts
 from slurm_watchdog.model.evidence import LockWait, ProcessState, SocketState, ThreadState
 
 MAX_SOCKETS = 48  # Of one process: a rank has a few for each of its peers; those with something in a queue come first.
@@ -95,11 +93,17 @@ class Tables:
             self._tables[namespace] = table
         return self._tables[namespace]
 
+    def with_sockets(self, found: ProcessState) -> ProcessState:
+        """By the names of links alone: no file is touched."""
+        _, targets = read_links(f"/proc/{found.pid}/fd")
+        inodes = {int(target[8:-1]) for target in targets if target.startswith("socket:[")}
+        sockets, seen = choose(inodes, self.of(found.pid)) if inodes else ((), 0)
+        return replace(found, sockets=sockets, sockets_seen=seen)
+
 
 MAX_THREADS = 1024  # Of one process: whose state is read.
 MAX_SHOWN = 16  # Threads shown one by one: the main thread, and those that wait for a disk, a file or a debugger.
 MAX_STACK = 24
-MAX_SILENT_FILES = 32
 STATUS_LINES = (
     "Threads", "VmRSS", "VmSwap", "Cpus_allowed_list", "Mems_allowed_list", "TracerPid", "SigPnd", "ShdPnd", "SigBlk",
     "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches", "Seccomp",
@@ -111,35 +115,23 @@ _LOCK = re.compile(r"^\d+: (?P<waits>-> )?(?P<kind>\S+) +\S+ +(?P<what>\S+) (?P<
 
 def read_process_states(request: ReadProcessStates, state: WorkerState) -> list[ProcessState]:
     """A ProcessState for each process, in their order."""
-    tables, silent = Tables(), frozenset(request.silent_mounts)
-    locks = _read_locks()
-    found = []
+    tables, locks, found = Tables(), _read_locks(), []
     for pid, start_ticks in state.each(request.processes):
-        try:
-            check_process(pid, state.own)
-            found.append(_read_process(pid, start_ticks, tables, silent, locks))
-        except OSError as error:
-            refused = isinstance(error, PermissionError)
-            found.append(ProcessState(pid=pid, error=str(error.strerror) if refused else ENDED))
+        each = ProcessState(pid=pid, error=ENDED)
+        with suppress(OSError, ValueError):
+            try:
+                check_process(pid, state.own)
+                stat = read_stat(pid)
+                if stat.start_ticks == start_ticks:
+                    each = _read_process(ProcessState(pid=pid, lock=locks.get(pid), state=stat.state), tables)
+            except PermissionError as error:
+                each = ProcessState(pid=pid, error=str(error.strerror))
+        found.append(each)
     return found
 
 
-def _read_process(
-    pid: int, start_ticks: int, tables: Tables, silent: frozenset[str], locks: dict[int, LockWait]
-) -> ProcessState:
-    try:
-        stat = read_stat(pid)
-    except (OSError, ValueError):
-        return ProcessState(pid=pid, error=ENDED)
-    if stat.start_ticks != start_ticks:
-        return ProcessState(pid=pid, error=ENDED)
-    found = ProcessState(pid=pid, lock=locks.get(pid), state=stat.state)
-    parts: dict[str, Callable[[ProcessState], ProcessState]] = {
-        "threads": _with_threads,
-        "status": _with_status,
-        "files": partial(_with_files, tables=tables, silent=silent),
-    }
-    for name, part in parts.items():
+def _read_process(found: ProcessState, tables: Tables) -> ProcessState:
+    for name, part in (("threads", _with_threads), ("status", _with_status), ("sockets", tables.with_sockets)):
         try:
             found = part(found)
         except (OSError, ValueError) as error:
@@ -186,42 +178,16 @@ def _with_status(found: ProcessState) -> ProcessState:
         if ":" in line
     )
     status: list[tuple[str, str]] = [(name, lines[name].strip()) for name in STATUS_LINES if name in lines]
-    try:
-        limits = Path(f"/proc/{found.pid}/limits").read_text()
-    except OSError:
-        limits = ""
-    status += [
-        (name, line[26:].split("  ")[0].strip())
-        for line in limits.splitlines()
-        for name in LIMIT_LINES
-        if line.startswith(name)
-    ]
+    with suppress(OSError):
+        for line in Path(f"/proc/{found.pid}/limits").read_text().splitlines():
+            status += [(name, line[26:].split("  ")[0].strip()) for name in LIMIT_LINES if line.startswith(name)]
     return replace(found, status=tuple(status))
-
-
-def _with_files(found: ProcessState, tables: Tables, silent: frozenset[str]) -> ProcessState:
-    """Descriptors by the names of their links alone: no file is touched."""
-    pid = found.pid
-    _, targets = read_links(f"/proc/{pid}/fd")
-    inodes = {int(target[8:-1]) for target in targets if target.startswith("socket:[")}
-    sockets: tuple[tuple[SocketState, ...], int] = choose(inodes, tables.of(pid)) if inodes else ((), 0)
-    mounts = read_mounts(pid) if silent else ()
-    on_silent = []
-    for path in dict.fromkeys(target for target in targets if silent and target.startswith("/")):
-        mount = mount_of(path, mounts)
-        if mount is not None and mount.point in silent:
-            on_silent.append(path)
-    files = tuple(on_silent[:MAX_SILENT_FILES])
-    return replace(found, sockets=sockets[0], sockets_seen=sockets[1], silent_files=files)
 
 
 def parse_locks(text: str) -> list[tuple[int, str, str, int]]:
     """(waiting pid, kind, file, holding pid) for everybody who waits in /proc/locks (see proc(5))."""
     found, holder = [], -1
-    for line in text.splitlines():
-        match = _LOCK.match(line)
-        if match is None:
-            continue
+    for match in filter(None, map(_LOCK.match, text.splitlines())):
         if match["waits"]:
             found.append((int(match["pid"]), f"{match['kind']} {match['what']}", match["file"], holder))
         else:
@@ -230,13 +196,10 @@ def parse_locks(text: str) -> list[tuple[int, str, str, int]]:
 
 
 def _read_locks() -> dict[int, LockWait]:
-    try:
-        text = Path("/proc/locks").read_text()
-    except OSError:
-        return {}
     waits = {}
-    for pid, kind, file, holder in parse_locks(text):
-        known = holder if holder > 0 else None
-        comm = read_words(f"/proc/{known}/comm") if known is not None else None
-        waits[pid] = LockWait(kind=kind, file=file, holder_pid=known, holder=comm)
+    with suppress(OSError):
+        for pid, kind, file, holder in parse_locks(Path("/proc/locks").read_text()):
+            known = holder if holder > 0 else None
+            comm = read_words(f"/proc/{known}/comm") if known is not None else None
+            waits[pid] = LockWait(kind=kind, file=file, holder_pid=known, holder=comm)
     return waits

@@ -20,7 +20,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +30,7 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.children.become_user import CAP_SYS_PTRACE, read_refusal
 from slurm_watchdog.agent.children.requests import DumpProcessStacks, WorkerState
 from slurm_watchdog.agent.evidence.tool import Means, Ran, run_tools
-from slurm_watchdog.agent.proc.entry import parse_status
+from slurm_watchdog.agent.proc.entry import Stat, parse_status
 from slurm_watchdog.agent.proc.files import read_call_name, read_file, read_stat, read_words
 from slurm_watchdog.agent.proc.system_call import SystemCall, int32, parse_io_bytes, parse_syscall
 from slurm_watchdog.base import clock
@@ -62,29 +61,43 @@ PIDFD_GETFD = 438  # Number of this call on every architecture (Linux 5.6).
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def read_socket_bytes(pid: int) -> tuple[SocketBytes, ...]:
-    """Of each connection that a thread of `pid` waits for, as far as that can be known."""
-    found: dict[str, SocketBytes] = {}
+LOOKS = 3  # A thread may wake between the reading of its state and that of its system call.
+
+
+def read_threads(pid: int) -> tuple[tuple[WaitingThreads, ...] | None, tuple[SocketBytes, ...]]:
+    """Of the process `pid`: its threads without the main one, counted by name, state and system call, None where that
+    cannot be known of all; and the connections that its threads wait for, as far as that can be known."""
+    alike, sockets = Counter[tuple[str, str, str]](), dict[str, SocketBytes]()
     try:
-        threads = os.listdir(f"/proc/{pid}/task")[:MOST_THREADS]
+        numbers = os.listdir(f"/proc/{pid}/task")
     except OSError:
-        return ()
-    for thread in threads:
-        with suppress(OSError, ValueError, struct.error):
-            for fd in _waits_for(pid, f"/proc/{pid}/task/{thread}"):
-                name = os.readlink(f"/proc/{pid}/fd/{fd}")
-                known = not name.startswith("socket:") or name in found or len(found) == MOST_CONNECTIONS
+        return None, ()
+    whole = len(numbers) <= MOST_THREADS + 1
+    for number in numbers[: MOST_THREADS + 1]:
+        with suppress(OSError, ValueError, struct.error):  # it has ended meanwhile
+            stat, call = _look_at(pid, number)
+            name = name_of(call.number, os.uname().machine) if call is not None and call.number >= 0 else ""
+            if number != str(pid):
+                whole &= call is not None or stat.state == "R"
+                alike[stat.comm, stat.state, name] += 1
+            # Not of one in D: it may hold a connection's own lock.
+            for fd in _descriptors(pid, call, name) if call is not None and stat.state == "S" else ():
+                link = os.readlink(f"/proc/{pid}/fd/{fd}")
+                known = not link.startswith("socket:") or link in sockets or len(sockets) == MOST_CONNECTIONS
                 if not known and (count := _count(pid, fd)) is not None:
-                    found[name] = SocketBytes(socket=name, moved=count)
-    return tuple(found.values())
+                    sockets[link] = SocketBytes(socket=link, moved=count)
+    rows = sorted(alike.items())
+    waiting = (WaitingThreads(name=name, state=state, call=call, threads=n) for (name, state, call), n in rows)
+    return tuple(waiting) if whole else None, tuple(sockets.values())
 
 
-def _waits_for(pid: int, task: str) -> list[int]:
-    """Descriptors that a thread waits for. Not of one in D: it may hold a connection's own lock."""
-    call = parse_syscall(read_file(f"{task}/syscall")) if b") S " in read_file(f"{task}/stat") else None
-    if call is None or call.number < 0:
-        return []
-    return list(_descriptors(pid, call, name_of(call.number, os.uname().machine)))
+def _look_at(pid: int, number: str, looks: int = LOOKS) -> tuple[Stat, SystemCall | None]:
+    task = f"{pid}/task/{number}"
+    # A call that may not be read is not known: only a thread that has ended is left out.
+    stat, call = read_stat(task), parse_syscall((read_words(f"/proc/{task}/syscall") or "").encode())
+    if call is not None or stat.state == "R" or looks == 1:
+        return stat, call
+    return _look_at(pid, number, looks - 1)
 
 
 def _descriptors(pid: int, call: SystemCall, name: str) -> Iterator[int]:
@@ -157,32 +170,6 @@ def _read_s(pid: int, pointer: int, unit_s: float = 1e-9) -> float:
     with opened(f"/proc/{pid}/mem", os.O_RDONLY) as fd:
         seconds, rest = _TWO_NUMBERS.unpack(os.pread(fd, _TWO_NUMBERS.size, pointer))
     return float(seconds + rest * unit_s)
-
-
-LOOKS = 3  # A thread may wake between the reading of its state and that of its system call.
-
-
-def waiting_threads(pid: int) -> tuple[WaitingThreads, ...] | None:
-    """Of the process `pid`, counted by name, state and system call. None where that cannot be known of all."""
-    try:
-        numbers = [name for name in os.listdir(f"/proc/{pid}/task") if name != str(pid)]
-    except OSError:
-        return None
-    if len(numbers) > MOST_THREADS:
-        return None
-    found: Counter[tuple[str, str, str]] = Counter()
-    for number in numbers:
-        with suppress(OSError, ValueError):  # it has ended meanwhile
-            for _ in range(LOOKS):
-                stat = read_stat(f"{pid}/task/{number}")
-                call = read_call_name(f"/proc/{pid}/task/{number}")
-                if call is not None or stat.state == "R":
-                    break
-            else:
-                return None
-            found[stat.comm, stat.state, call or ""] += 1
-    rows = sorted(found.items())
-    return tuple(WaitingThreads(name=name, state=state, call=call, threads=n) for (name, state, call), n in rows)
 
 
 ONE_DUMP_S = 10.0  # py-spy takes 15 to 30 ms a process; what takes this long does not come.
@@ -269,82 +256,69 @@ def _frames(thread: _SpyThread) -> tuple[Frame, ...]:
 
 def dump_stacks(request: DumpProcessStacks, worker: WorkerState) -> list[ProcessStack]:
     """A ProcessStack for each process, in their order."""
-    dumps = [_Dump(each, worker, _undumped(each, request.node)) for each in request.processes]
     end, py_spy = clock.monotonic() + request.budget_s, find_py_spy()
     missing = "py-spy was not found: it belongs into the environment of slurm-watchdog" if py_spy is None else None
-    started: list[_Dump] = []
+    stacks: list[ProcessStack] = []
+    started: list[int] = []
 
     def jobs() -> Iterator[Callable[[], tuple[list[str], Means]]]:
-        for dump in dumps:
+        for process in request.processes:
+            stack = _begun(_undumped(process, request.node), worker, end)
             full = TOO_MANY if len(worker.left) >= request.may_hang else None
-            if dump.begin(end, missing or full):
-                started.append(dump)
-                yield partial(dump.command, str(py_spy), end)
+            stacks.append(replace(stack, error=stack.error or missing or full))
+            if stacks[-1].error is None:
+                started.append(len(stacks) - 1)
+                yield partial(_command, str(py_spy), process.pid, end)
 
-    for number, ran in enumerate(run_tools(jobs(), worker.left)):
-        started[number].finish(ran)
-    return [dump.stack for dump in dumps]
+    for number, ran in run_tools(jobs(), worker.left):
+        stacks[started[number]] = _ended(stacks[started[number]], ran, worker)
+    return stacks
 
 
-@dataclass
-class _Dump:
-    """One process that is dumped."""
+def _begun(stack: ProcessStack, worker: WorkerState, end: float) -> ProcessStack:
+    """With the kernel's word about it, just before; with the reason where it is not to be dumped."""
+    if (refusal := _refusal(stack.pid, worker)) is not None:
+        return replace(stack, error=refusal)
+    stack = _with_facts(stack)
+    if stack.state is None:
+        return replace(stack, error="the process has ended")
+    if stack.state in ("Z", "X"):
+        return replace(stack, error="the process is dead (a zombie)")
+    return replace(stack, error="no time was left for it" if clock.monotonic() >= end else None)
 
-    process: Process
-    worker: WorkerState
-    stack: ProcessStack  # The answer, as far as it is known.
 
-    def begin(self, end: float, missing: str | None = None) -> bool:
-        """The kernel's word about it, just before; False, with the reason, where it is not to be dumped."""
-        why_not = self._why_not(end) or missing  # which adds the kernel's facts to the stack
-        self.stack = replace(self.stack, error=why_not)
-        return why_not is None
+def _refusal(pid: int, worker: WorkerState) -> str | None:
+    try:
+        return read_refusal(pid, worker.own)
+    except OSError:
+        return "the process has ended"
 
-    def _why_not(self, end: float) -> str | None:
-        if (refusal := self._refusal()) is not None:
-            return refusal
-        self.stack = _with_facts(self.stack)
-        if self.stack.state is None:
-            return "the process has ended"
-        if self.stack.state in ("Z", "X"):
-            return "the process is dead (a zombie)"
-        return "no time was left for it" if clock.monotonic() >= end else None
 
-    def _refusal(self) -> str | None:
-        try:
-            return read_refusal(self.process.pid, self.worker.own)
-        except OSError:
-            return "the process has ended"
+def _command(py_spy: str, pid: int, end: float) -> tuple[list[str], Means]:
+    """What is to be run, with what is left of the time."""
+    seconds = max(0.1, min(ONE_DUMP_S, end - clock.monotonic()))
+    means = Means(
+        seconds=seconds, output_bytes=MAX_OUTPUT, address_space=PY_SPY_ADDRESS_SPACE, cpu_s=math.ceil(ONE_DUMP_S),
+        processes=count_tasks() + PY_SPY_PROCESSES, capabilities=frozenset({CAP_SYS_PTRACE}),
+    )  # fmt: skip
+    return [py_spy, "dump", "--nonblocking", "--json", "--pid", str(pid)], means
 
-    def command(self, py_spy: str, end: float) -> tuple[list[str], Means]:
-        """What is to be run, with what is left of the time."""
-        seconds = max(0.1, min(ONE_DUMP_S, end - clock.monotonic()))
-        means = Means(
-            seconds=seconds, output_bytes=MAX_OUTPUT, address_space=PY_SPY_ADDRESS_SPACE, cpu_s=math.ceil(ONE_DUMP_S),
-            processes=count_tasks() + PY_SPY_PROCESSES, capabilities=frozenset({CAP_SYS_PTRACE}),
-        )  # fmt: skip
-        return [py_spy, "dump", "--nonblocking", "--json", "--pid", str(self.process.pid)], means
 
-    def finish(self, ran: Ran) -> None:
-        """Parses what py-spy has printed, unless the process has become another user's program meanwhile."""
-        problem = self._refusal()
-        if problem is None and ran.problem is not None:
-            problem = f"py-spy: {ran.problem}"
-        elif problem is None and ran.code != 0:
-            lines = [line.strip() for line in ran.errors.decode(errors="replace").splitlines() if line.strip()]
-            problem = f"py-spy: {'; '.join(lines[:3])[:300] or f'exit code {ran.code}'}"
-        if problem is not None:
-            self.stack = replace(self.stack, error=problem)
-            return
-        try:
-            threads = parse_dump(ran.out)
-        except ValueError as error:
-            self.stack = replace(self.stack, error=str(error))
-            return
-        self.stack = replace(self.stack, threads=threads)
-        trains = next((each for each in threads if re.match(TRAINING_THREAD, each.name)), None)
-        if trains is not None:
-            self.stack = replace(self.stack, main_cpu_s=_thread_cpu_s(self.process.pid, trains.thread_id))
+def _ended(stack: ProcessStack, ran: Ran, worker: WorkerState) -> ProcessStack:
+    """With what py-spy has printed, unless the process has become another user's program meanwhile."""
+    problem = _refusal(stack.pid, worker)
+    if problem is None and ran.problem is not None:
+        problem = f"py-spy: {ran.problem}"
+    elif problem is None and ran.code != 0:
+        lines = [line.strip() for line in ran.errors.decode(errors="replace").splitlines() if line.strip()]
+        problem = f"py-spy: {'; '.join(lines[:3])[:300] or f'exit code {ran.code}'}"
+    try:
+        threads = parse_dump(ran.out) if problem is None else ()
+    except ValueError as error:
+        problem, threads = str(error), ()
+    trains = next((each for each in threads if re.match(TRAINING_THREAD, each.name)), None)
+    main_cpu_s = stack.main_cpu_s if trains is None else _thread_cpu_s(stack.pid, trains.thread_id)
+    return replace(stack, error=problem, threads=threads, main_cpu_s=main_cpu_s)
 
 
 def count_tasks() -> int:
@@ -371,10 +345,11 @@ def _with_facts(stack: ProcessStack) -> ProcessStack:
         cpu_s = stat.cpu_ticks / CLOCK_TICKS
         stack = replace(stack, state=stat.state, cpu_s=cpu_s, main_cpu_s=_thread_cpu_s(pid, pid))
         pages = int(read_file(f"/proc/{pid}/statm").split()[1])
+        others, waits_for = read_threads(pid)
         return replace(
             stack, resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"), io_bytes=_read_io(pid),
             wchan=read_words(f"/proc/{pid}/wchan"), syscall=read_call_name(f"/proc/{pid}"), sleep_s=read_sleep_s(pid),
-            others=waiting_threads(pid), waits_for=read_socket_bytes(pid),
+            others=others, waits_for=waits_for,
         )  # fmt: skip
     except (OSError, ValueError, IndexError):
         return stack

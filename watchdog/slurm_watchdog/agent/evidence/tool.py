@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import IO
 
 from slurm_watchdog.agent.children.become_user import keep_capabilities
@@ -67,30 +68,22 @@ class _Running:
         return [each for each in both if not each[0].closed]
 
 
-def run_tools(jobs: Iterable[Callable[[], tuple[Sequence[str], Means]]], left: list[int]) -> Iterator[Ran]:
-    """Runs the programs, AT_ONCE at a time, and gives what came of each in the order of `jobs`; each of these
-    is called just before its program is started. The pids of those that do not end although they were killed are added
-    to `left`. To be called from a process with one thread. Raises OSError if one cannot be started."""
-    waiting, running, done = iter(jobs), list[tuple[int, _Running]](), dict[int, Ran]()
-    started = told = 0
-    more = True
-    while more or running:
-        while more and len(running) < AT_ONCE:
-            job = next(waiting, None)
-            if job is None:
-                more = False
-                break
-            running.append((started, _start(*job())))
-            started += 1
-        _listen([each for _, each in running])
-        for number, each in list(running):
-            ran = _end_of(each, left)
-            if ran is not None:
-                running.remove((number, each))
-                done[number] = ran
-        while told in done:
-            yield done.pop(told)
-            told += 1
+def run_tools(jobs: Iterable[Callable[[], tuple[Sequence[str], Means]]], left: list[int]) -> Iterator[tuple[int, Ran]]:
+    """Runs the programs, AT_ONCE at a time, and gives what came of each as soon as it has ended, with its place in
+    `jobs`; each of these is called just before its program is started. The pids of those that do not end although they
+    were killed are added to `left`. To be called from a process with one thread. Raises OSError if one cannot be
+    started."""
+    waiting, running = enumerate(jobs), dict[int, _Running]()
+    while True:
+        for number, job in islice(waiting, AT_ONCE - len(running)):
+            running[number] = _start(*job())
+        if not running:
+            return
+        _listen(list(running.values()))
+        for number, each in list(running.items()):
+            if (ran := _end_of(each, left)) is not None:
+                del running[number]
+                yield number, ran
 
 
 def _start(command: Sequence[str], means: Means) -> _Running:
@@ -126,22 +119,19 @@ def _listen(running: list[_Running]) -> None:
     fds = [pipe.fileno() for each in running for pipe, _, _ in each.pipes()]
     loop.wait_readable(fds, LOOK_S if fds else LOOK_S / 10)
     for each in running:
-        _take(each, whole=False)
+        _take(each)
 
 
-def _take(running: _Running, whole: bool) -> None:
-    """Reads what is there: a block of each pipe, or with `whole` all that a program has left."""
+def _take(running: _Running) -> None:
+    """Reads all that a program has printed so far, within its bound."""
     for pipe, into, limit in running.pipes():
         with suppress(BlockingIOError):
-            while running.problem is None:
-                data = os.read(pipe.fileno(), READ)
+            while running.problem is None and (data := os.read(pipe.fileno(), READ)):
                 into += data
-                if not data:
-                    pipe.close()
-                elif len(into) > limit:
+                if len(into) > limit:
                     running.problem = f"its output is longer than {limit} bytes"
-                if not whole or not data:
-                    break
+            if running.problem is None:
+                pipe.close()
 
 
 def _end_of(running: _Running, left: list[int]) -> Ran | None:
@@ -153,29 +143,16 @@ def _end_of(running: _Running, left: list[int]) -> Ran | None:
     if not ended and running.problem is None:
         return None
     if ended:
-        _take(running, whole=True)
+        _take(running)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)  # before it is waited for: until then the number is its own
     for pipe, _, _ in running.pipes():
         pipe.close()
-    code = child.poll() if ended else _wait_a_moment(child)
-    if code is None:  # it is in D itself, and is left alone
-        code = -signal.SIGKILL
-        left.append(child.pid)
-    elif code < 0 and running.problem is None:
-        running.problem = _why_killed(-code)
-    return Ran(bytes(running.out), bytes(running.errors), code, running.problem)
-
-
-def _wait_a_moment(child: subprocess.Popen[bytes]) -> int | None:
-    """The code of one that was just killed; None if it does not end by that."""
-    try:
-        return child.wait(KILLED_S)
-    except subprocess.TimeoutExpired:
-        return None
-
-
-def _why_killed(number: int) -> str:
-    if number == signal.SIGXCPU:
-        return "it used more CPU time than it may"
-    return f"it was ended by signal {number}"
+    with suppress(subprocess.TimeoutExpired):
+        code = child.wait(KILLED_S)
+        if code < 0 and running.problem is None:
+            why = "it used more CPU time than it may" if code == -signal.SIGXCPU else f"it was ended by signal {-code}"
+            running.problem = why
+        return Ran(bytes(running.out), bytes(running.errors), code, running.problem)
+    left.append(child.pid)  # it is in D itself, and is left alone
+    return Ran(bytes(running.out), bytes(running.errors), -signal.SIGKILL, running.problem)

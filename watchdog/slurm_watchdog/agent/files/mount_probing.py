@@ -68,14 +68,14 @@ def first_due(node: str, mount: str, interval_s: float, now: float) -> float:
 
 @dataclass
 class _State:
-    """One child of one mount. `out` is what was asked of the child that has not answered within its deadline."""
+    """One child of one mount."""
 
     due: float
     mount: str
-    wanted: ProbeTarget
-    out: MountProbe | None = None
-    writing: ProbeTarget | None = None
-    """Where it was to write that is out, or was out until now: as soon as it is back, a write there is tried again."""
+    place: ProbeTarget
+    out: MountProbe | None = None  # What was asked of it and not answered within its deadline.
+    write_again: bool = False
+    """A write is out, or was until now: as soon as it is back, a write there is tried again."""
 
 
 @dataclass
@@ -97,29 +97,29 @@ class MountProber:
     def collect(self, now: float, deadline_s: float, wanted: Mapping[str, ProbeTarget]) -> tuple[MountProbe, ...]:
         """Asks where it is time to, and returns the answers since the last call and a row for each that is overdue.
         Never waits: what is asked in this call is answered in a later one. `wanted` is by mount point."""
-        planned = {mount: self._as_whom(mount, place) for mount, place in wanted.items()}
-        for mount, place in planned.items():
-            due = first_due(self.node, mount, self.interval_s, now) if self.stagger else now
-            state = self._states.setdefault(_key(mount, place.uid), _State(due, mount, place))
-            state.wanted = place
-            if now >= state.due and state.out is None and state.writing is None:
-                self._ask(mount, place, mount in self.write_on, now, deadline_s, self._apply_periodic)
-        for state in list(self._states.values()):
-            if state.writing is not None and state.out is None:
-                place = state.writing
-                if self._ask(state.mount, place, True, now, deadline_s, self._apply_periodic):
-                    state.writing = None
-        overdue = [row for key in list(self._states) if (row := self._overdue(key, now)) is not None]
-        keys = {_key(mount, place.uid) for mount, place in planned.items()}
-        for key in [
-            key
-            for key, state in self._states.items()
-            if key not in keys and state.out is None and state.writing is None
-        ]:
-            del self._states[key]
         self._denied &= wanted.keys()
+        planned: set[str] = set()
+        for mount, place in wanted.items():
+            write = mount in self.write_on
+            if not write and mount not in self._denied:  # a look is our own, a write the owner's, in his directory
+                place = ProbeTarget(mount, -1, place.device, place.fs_type)
+            due = first_due(self.node, mount, self.interval_s, now) if self.stagger else now
+            key = _key(mount, place.uid)
+            planned.add(key)
+            state = self._states.setdefault(key, _State(due, mount, place))
+            if state.out is None and not state.write_again:
+                state.place = place
+                if now >= state.due:
+                    self._ask(state, write, now, deadline_s)
+        for key, state in list(self._states.items()):
+            if state.out is not None:
+                self._follow(key, state, now)
+            elif state.write_again:
+                state.write_again = not self._ask(state, True, now, deadline_s)
+            elif key not in planned:
+                del self._states[key]
         rows, self._rows = self._rows, []
-        return (*rows, *overdue)
+        return tuple(rows)
 
     def is_out(self, mount: str, now: float) -> bool:
         """Whether the agent's own look at a mount point was seen to stand in a call that does not return."""
@@ -131,24 +131,16 @@ class MountProber:
         return tuple(
             each
             if each.blocked is None or each.blocked.mount is not None or not each.blocked.candidates
-            else self._settle(each, each.blocked, now)
+            else replace(each, blocked=self._settled(each.blocked, now))
             for each in processes
         )
 
-    def _settle(self, process: Process, blocked: Blocked, now: float) -> Process:
+    def _settled(self, blocked: Blocked, now: float) -> Blocked:
         out = [point for point in blocked.candidates if self.is_out(point, now)]
         state = self._states.get(_key(out[0], -1)) if len(out) == 1 else None
         if state is None:
-            return process
-        place = state.wanted
-        found = replace(blocked, mount=state.mount, device=place.device, fs_type=place.fs_type)
-        return replace(process, blocked=found)
-
-    def _as_whom(self, mount: str, place: ProbeTarget) -> ProbeTarget:
-        """A look is our own, at the mount point, where we may; a write is the owner's, in a directory of his."""
-        if mount in self.write_on or mount in self._denied:
-            return place
-        return ProbeTarget(mount, -1, place.device, place.fs_type)
+            return blocked
+        return replace(blocked, mount=state.mount, device=state.place.device, fs_type=state.place.fs_type)
 
     def command(
         self, command: ProbeMount, now: float, deadline_s: float, uid: int, device: str | None,
@@ -160,102 +152,96 @@ class MountProber:
         if self.is_out(command.mount, now):
             uid = -1  # it is known already, and by no one's child
         key = _key(command.mount, uid)
-        state = self._states.get(key)
+        state = self._states.get(key) or _State(now, command.mount, ProbeTarget(command.directory, uid))
+        state.place = ProbeTarget(command.directory, uid, device, fs_type) if state.out is None else state.place
         since_s = self.probes.hung_since(key, now)
-        if since_s is not None and not self.probes.is_stuck(key):
-            then(CommandResult(command_id=command.id, ok=False, error=_not_known(since_s)))
-            return True
         if since_s is not None:
-            out = state.out if state is not None else None
-            row = out or MountProbe(mount=command.mount, responding=False, seconds=since_s, device=device, uid=_of(uid))
-            row = replace(row, seconds=since_s)
-            then(CommandResult(command_id=command.id, ok=True, probe=row))
+            then(self._result(command.id, state.out or _silent(state, since_s), key, since_s))
             return True
-        place = ProbeTarget(command.directory, uid, device, fs_type)
-        take = partial(self._apply_command, command.id, then)
-        return self._ask(command.mount, place, True, now, deadline_s, take)
+        asked = self._ask(state, True, now, deadline_s, partial(self._answer, command.id, then))
+        if asked:
+            self._states[key] = state
+        return asked
 
     # -- one child a mount -------------------------------------------------------------------------------------
 
     def _ask(
-        self, mount: str, place: ProbeTarget, write: bool, now: float, deadline_s: float,
-        then: Callable[[str, ProbeTarget, bool, Answer[MountProbe]], None],
+        self, state: _State, write: bool, now: float, deadline_s: float,
+        then: Callable[[Answer[MountProbe], MountProbe | None], None] | None = None,
     ) -> bool:  # fmt: skip
+        """`then` is given the answer, and the row that it makes."""
+        place = state.place
         kind = ProbeDirectory if write or place.uid >= 0 else ProbeMountPoint
-        request = kind(directory=place.directory, mount=mount, write=write, node=self.node)
+        request = kind(directory=place.directory, mount=state.mount, write=write, node=self.node)
         # It is retired as soon as it has answered. One that comes back late has to stay until that was seen:
         # thereby it is distinguished from one that has died.
-        key = _key(mount, place.uid)
-        done = partial(then, mount, place, write)
-        asked = self.probes.ask(key, request, deadline_s, now, done, place.uid, idle_s=IDLE_S)
-        if asked is None:
+        done, key = partial(self._apply, state, write, then), _key(state.mount, place.uid)
+        if self.probes.ask(key, request, deadline_s, now, done, place.uid, idle_s=IDLE_S) is None:
             return False
-        state = self._states.setdefault(key, _State(now, mount, place))
         if state.due <= now:
             state.due = next_due(state.due, now, self.interval_s)
         return True
 
-    def _apply_periodic(self, mount: str, place: ProbeTarget, write: bool, answer: Answer[MountProbe]) -> None:
-        row = self._row(mount, place, write, answer)
-        if row is not None and place.uid < 0 and (row.error or "").startswith(DENIED):
-            self._denied.add(mount)  # it says nothing that the server would not say about any user
-        elif row is not None and not answer.timed_out:
-            self._rows.append(row)  # one that is out is reported by collect, with its growing time
-
-    def _apply_command(
-        self, command_id: str, then: Callable[[CommandResult], None], mount: str, place: ProbeTarget, write: bool,
+    def _apply(
+        self, state: _State, write: bool, then: Callable[[Answer[MountProbe], MountProbe | None], None] | None,
         answer: Answer[MountProbe],
     ) -> None:  # fmt: skip
-        row = self._row(mount, place, write, answer)
+        if answer.timed_out:  # reported by collect, with its growing time
+            error = f"no answer to a {'write' if write else 'look'} in {state.place.directory}"
+            row: MountProbe | None = replace(_silent(state, answer.seconds), error=error)
+            state.out, state.write_again = row, write
+            self._states[answer.key] = state
+        else:
+            self.probes.retire(answer.key)  # a child costs memory, and the next question comes in half a minute
+            found = answer.value
+            row = None if found is None or not found.mount else replace(found, uid=_of(state.place.uid))
+            if then is None and row is not None and row.uid is None and (row.error or "").startswith(DENIED):
+                self._denied.add(state.mount)  # it says nothing that the server would not say about any user
+            elif row is not None:
+                self._rows.append(row)
+        if then is not None:
+            then(answer, row)
+
+    def _answer(
+        self, command_id: str, then: Callable[[CommandResult], None], answer: Answer[MountProbe], row: MountProbe | None
+    ) -> None:
         if row is None:
             error = answer.error or (answer.value.error if answer.value is not None else None)
             then(CommandResult(command_id=command_id, ok=False, error=error))
-            return
-        if answer.timed_out and not self.probes.is_stuck(answer.key):
-            then(CommandResult(command_id=command_id, ok=False, error=_not_known(answer.seconds)))
-            return
-        if not answer.timed_out:
-            self._rows.append(row)
-        then(CommandResult(command_id=command_id, ok=True, probe=row))
+        else:
+            then(self._result(command_id, row, answer.key, answer.seconds if answer.timed_out else None))
 
-    def _row(self, mount: str, place: ProbeTarget, write: bool, answer: Answer[MountProbe]) -> MountProbe | None:
-        """What the answer says about the mount; None if nothing: the child failed, or the mount is another one here."""
-        if answer.timed_out:
-            what = "write" if write else "look"
-            row = MountProbe(
-                mount=mount,
-                responding=False,
-                seconds=answer.seconds,
-                error=f"no answer to a {what} in {place.directory}",
-                device=place.device,
-                fs_type=place.fs_type,
-                uid=_of(place.uid),
-            )
-            state = self._states.setdefault(answer.key, _State(0.0, mount, place))
-            state.out, state.writing = row, place if write else None
-            return row
-        self.probes.retire(answer.key)  # a child costs memory, and the next question comes in half a minute
-        found = answer.value
-        return None if found is None or not found.mount else replace(found, uid=_of(place.uid))
+    def _result(self, command_id: str, row: MountProbe, key: str, silent_s: float | None) -> CommandResult:
+        """The result of a command; `silent_s` is for how long its child has not answered."""
+        if silent_s is None:
+            return CommandResult(command_id=command_id, ok=True, probe=row)
+        if self.probes.is_stuck(key):
+            return CommandResult(command_id=command_id, ok=True, probe=replace(row, seconds=silent_s))
+        error = f"no answer for {silent_s:.0f} s, and its child was not seen in a system call: unknown"
+        return CommandResult(command_id=command_id, ok=False, error=error)
 
-    def _overdue(self, key: str, now: float) -> MountProbe | None:
-        """The row of a child that has not returned, or, once, that it has; None if there is none to tell of. What it
-        says when it comes back late is not known. If it was to write, the next call has it written once more, so that
-        only a write that was seen to succeed ends an outage."""
-        state = self._states[key]
-        if state.out is None:
-            return None
-        since_s = self.probes.hung_since(key, now)
-        if since_s is not None and not self.probes.is_stuck(key):
-            return None
-        if since_s is not None:
-            return replace(state.out, seconds=since_s)
-        out, state.out, state.due = state.out, None, now  # and is asked properly at the next look
-        if key not in self.probes.names():
-            state.writing = None
-            return None  # the child has ended without an answer: no one knows
-        self.probes.retire(key)
-        return replace(out, responding=True, seconds=0.0, error=None)
+    def _follow(self, key: str, state: _State, now: float) -> None:
+        """Adds the row of a child that has not returned, or, once, that it has. What it says when it comes back late is
+        not known. If it was to write, the next call has it written once more, so that only a write that was seen to
+        succeed ends an outage."""
+        since_s, out = self.probes.hung_since(key, now), state.out
+        if out is not None and since_s is not None and self.probes.is_stuck(key):
+            self._rows.append(replace(out, seconds=since_s))
+        elif out is not None and since_s is None:
+            state.out, state.due = None, now  # and is asked properly at the next look
+            if key in self.probes.names():
+                self.probes.retire(key)
+                self._rows.append(replace(out, responding=True, seconds=0.0, error=None))
+            else:
+                state.write_again = False  # the child has ended without an answer: no one knows
+
+
+def _silent(state: _State, seconds: float) -> MountProbe:
+    place = state.place
+    return MountProbe(
+        mount=state.mount, responding=False, seconds=seconds, device=place.device, fs_type=place.fs_type,
+        uid=_of(place.uid),
+    )  # fmt: skip
 
 
 def _key(mount: str, uid: int) -> str:
@@ -264,7 +250,3 @@ def _key(mount: str, uid: int) -> str:
 
 def _of(uid: int) -> int | None:
     return uid if uid >= 0 else None
-
-
-def _not_known(seconds: float) -> str:
-    return f"no answer for {seconds:.0f} s, and its child was not seen in a system call: unknown"

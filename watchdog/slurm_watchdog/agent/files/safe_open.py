@@ -11,8 +11,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 
-from slurm_watchdog.base.descriptors import closing
+from slurm_watchdog.agent.proc.files import read_stat
+from slurm_watchdog.base.descriptors import closing, opened
 
 MAX_LINKS = 40  # MAXSYMLINKS, linux/namei.h
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -92,3 +95,44 @@ def walk(path: str, root: int | None = None, *, follow_last: bool = True, any_li
 
 def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part not in ("", ".")]
+
+
+# -- by the names that a job has for its files ---------------------------------------------------------------------
+# A job may have a /tmp of its own (job_container/tmpfs), or a whole container: then a name means another file to it. It
+# is looked up below the root of one of its processes, above which no link and no `..` leads.
+
+Roots = Mapping[int | None, int | None]
+"""Rank -> descriptor of the root below which its files are looked up, None for the agent's own; the rank None stands
+for all that are not in it."""
+
+
+@contextmanager
+def roots_of(processes: Iterable[tuple[int | None, int, int]]) -> Iterator[Roots]:
+    """Given (rank, pid, start ticks) of processes; open for the block."""
+    with ExitStack() as stack:
+        found: dict[int | None, int | None] = {}
+        for rank, pid, start_ticks in processes:
+            found[rank] = root = other_root(pid, start_ticks)
+            if root is not None:
+                stack.callback(os.close, root)
+        yield found
+
+
+def other_root(pid: int, start_ticks: int) -> int | None:
+    """A descriptor (O_PATH) of the root of this process; None where it is the agent's own, or can't be told."""
+    with suppress(OSError, ValueError), opened(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY) as root:
+        same = os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
+        own = same and os.path.samestat(os.stat("/"), os.fstat(root))
+        if read_stat(pid).start_ticks == start_ticks and not own:
+            return os.dup(root)
+    return None
+
+
+def open_in(root: int | None, path: str, flags: int) -> int:
+    """`path` (absolute), whose last name is no link; below `root` if that is given. Raises OSError."""
+    directory, _, name = path.rpartition("/")
+    if name in ("", ".", ".."):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    with closing(walk(directory, root, any_links=True)) as where:
+        return os.open(name, flags, dir_fd=where)

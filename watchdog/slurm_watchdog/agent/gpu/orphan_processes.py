@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 
 import msgspec
 from msgspec.structs import replace
@@ -47,14 +48,6 @@ USERS = "node:users"
 DevicesOf = Callable[[Sequence[tuple[int, int]]], list[OpenDevices | None]]
 
 
-@dataclass(frozen=True)
-class _Held:
-    """What the links of one process said."""
-
-    minors: tuple[int, ...]
-    readable: bool
-
-
 class OrphanMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Since when who has been without a job, and which jobs were here, for the agent that this one becomes."""
 
@@ -73,7 +66,8 @@ class OrphanGpuProcesses:
     seen."""
     devices: str = DEVICES  # What the name of a GPU's device begins with; its number follows.
     trusts_nvml: bool | None = None  # Whether NVML's pids are our /proc's; None: only in the first PID namespace.
-    _held: dict[Key, _Held] = field(default_factory=dict)
+    _held: dict[Key, tuple[int, ...] | None] = field(default_factory=dict)
+    """Numbers of the devices that the links of a process lead to; None: they may not be read."""
     _round: list[Key] = field(default_factory=list)
     _next_round: float = 0.0
     _since: dict[Key, float] = field(default_factory=dict)
@@ -113,10 +107,10 @@ class OrphanGpuProcesses:
                 continue  # most of a node's processes: kernel threads, the system's own
             if member is not None and not member.left_over and (running is None or member.job_id in running):
                 busy_uids.add(uid)
-            elif entry.is_kernel_thread or not entry.has_living_thread or pid in ours:
-                continue  # nothing of it is left that could hold anything, or it is ours
-            elif member is None or running is not None:
-                suspects[entry.key] = entry
+            elif (member is None or running is not None) and not (
+                entry.is_kernel_thread or not entry.has_living_thread or pid in ours
+            ):
+                suspects[entry.key] = entry  # something of it is left that could hold a GPU, and it is not ours
         has_gpus = gpus or self._held or any(os.path.exists(f"{self.devices}{minor}") for minor in (0, 1))
         if not suspects or not has_gpus:
             self._held.clear()
@@ -180,12 +174,9 @@ class OrphanGpuProcesses:
         member = entry.member
         if member is not None and member.job_id in running:
             return f"it is part of job {member.job_id}, which Slurm has here"
-        if entry.known.cgroup is None:
-            for each in table.values():
-                other = each.member
-                if other is not None and other.job_id in running and each.known.uid == asked.uid:
-                    return f"its user has job {other.job_id} here now, which may be using it"
-        return None
+        others = (each.member.job_id for each in table.values() if each.member and each.known.uid == asked.uid)
+        job_id = next((each for each in others if each in running), None) if entry.known.cgroup is None else None
+        return None if job_id is None else f"its user has job {job_id} here now, which may be using it"
 
     def _is_daemon(self, entry: Entry) -> bool:
         if entry.member is not None:
@@ -224,27 +215,26 @@ class OrphanGpuProcesses:
                 thread = other_thread(key[0]) if ended else thread
             threads.append((key[0], thread))
         for key, found in zip(chosen, self.devices_of(threads) if threads else (), strict=False):
-            if found is None:
-                self._held[key] = _Held((), readable=False)
-                continue
-            minors = {int(match[1]) for name in found.devices if (match := self._is_gpu.fullmatch(name))}
-            self._held[key] = _Held(tuple(sorted(minors)), readable=True)
+            minors = (
+                {int(match[1]) for name in found.devices if (match := self._is_gpu.fullmatch(name))} if found else ()
+            )
+            self._held[key] = None if found is None else tuple(sorted(minors))
 
     def _describe(
         self, entry: Entry, gpus: tuple[Gpu, ...], listed: list[tuple[Gpu, int | None]] | None, uptime_s: float
     ) -> GpuHolder | None:
         """None: it holds no GPU, or no one knows."""
-        held = self._held.get(entry.key)
-        if held is None:
+        if entry.key not in self._held:
             return None
+        minors = self._held[entry.key]
         age_s = max(0.0, uptime_s - entry.known.start_ticks / CLOCK_TICKS)
-        if not held.readable and (listed is None or age_s < NVML_AGE_S):
+        if minors is None and (listed is None or age_s < NVML_AGE_S):
             return None
-        if held.readable and not held.minors:
+        if minors == ():
             return None  # if NVML lists it nevertheless, its list is old, or the number is another's now
-        by_link = {gpu.uuid for gpu in gpus if gpu.minor is not None and gpu.minor in held.minors}
         on_list = listed or []
-        uuids = by_link | {gpu.uuid for gpu, _ in on_list}
+        uuids = {gpu.uuid for gpu in gpus if gpu.minor is not None and gpu.minor in (minors or ())}
+        uuids |= {gpu.uuid for gpu, _ in on_list}
         sizes = [size for _, size in on_list if size is not None]
         known, member = entry.known, entry.member
         return picked(
@@ -256,7 +246,7 @@ class OrphanGpuProcesses:
             job_id=member.job_id if member is not None else None,
             rank=member.rank if member is not None and member.role is Role.RANK else None,
             gpu_uuids=tuple(sorted(uuid for uuid in uuids if uuid)),
-            minors=held.minors,
+            minors=minors or (),
             memory_bytes=sum(sizes) if sizes else None,
             listed_by_nvml=bool(on_list),
             age_s=age_s,
@@ -281,7 +271,6 @@ def _listed_by_nvml(gpus: tuple[Gpu, ...]) -> dict[int, list[tuple[Gpu, int | No
     """Pid to the GPUs on whose lists it stands, and what it holds there."""
     listed: dict[int, list[tuple[Gpu, int | None]]] = {}
     for gpu in gpus:
-        sizes = gpu.process_memory_bytes or ()
-        for index, pid in enumerate(gpu.pids or ()):
-            listed.setdefault(pid, []).append((gpu, sizes[index] if index < len(sizes) else None))
+        for pid, size in zip(gpu.pids or (), gpu.process_memory_bytes or repeat(None), strict=False):
+            listed.setdefault(pid, []).append((gpu, size))
     return listed

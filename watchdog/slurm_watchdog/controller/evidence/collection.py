@@ -123,7 +123,7 @@ class SharedFrames:
     def of(self, rank: RankEvidence) -> RankEvidence:
         dumps = tuple(replace(d, threads=tuple(self._thread(t) for t in d.threads)) for d in rank.dumps[:DUMPS])
         kept = {"dumps": dumps, "environment": tuple(map(self._once, rank.environment))}
-        return replace(rank, **kept, sockets=(), threads=(), status=(), silent_files=(), problems=())
+        return replace(rank, **kept, sockets=(), threads=(), status=(), problems=())
 
     def record(self, record: CollectiveRecord) -> CollectiveRecord:
         """The same, of which a node may say more than an agent does."""

@@ -433,27 +433,6 @@ def test_a_restart_that_runs_on_the_node_to_leave_out_has_failed_and_says_why(st
 
 
 @pytest.mark.thorough
-def test_a_file_with_the_node_of_each_task_is_of_the_nodes_of_the_start(start: Callable[..., Job]) -> None:
-    """Ranks in an order of their own, as of a script that knows the network."""
-    script = (
-        'scontrol show hostnames "$SLURM_JOB_NODELIST" | tac > hosts.$SLURM_JOB_ID\n'
-        f"export SLURM_HOSTFILE=$PWD/hosts.$SLURM_JOB_ID\nsw --spares 1 -- srun -n4 {ranks(WAITS)}"
-    )
-    job = start(script, "-N4", "--ntasks-per-node=1")
-    first = job.runs()
-    time.sleep(0.5)
-    assert [line.split(" in ")[0] for line in sorted(job.lines("rank"))] == [
-        "rank 0 of 3 on n3", "rank 1 of 3 on n2", "rank 2 of 3 on n1",
-    ]  # fmt: skip
-    job.order(first, "n2")
-    job.started_again()
-    time.sleep(0.5)
-    assert [line.split(" in ")[0] for line in sorted(job.lines("rank")) if line.endswith("1")] == [
-        "rank 0 of 3 on n4", "rank 1 of 3 on n3", "rank 2 of 3 on n1",
-    ]  # fmt: skip
-
-
-@pytest.mark.thorough
 def test_each_start_reads_the_here_document_of_the_script(start: Callable[..., Job]) -> None:
     job = start(f"sw -- srun bash <<'END'\n{SAYS}\n{WAITS}\nEND", "-N2", "--ntasks-per-node=1")
     first = job.runs()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.supervisor.srun import Plan, parse, rewrite
+from slurm_watchdog.supervisor.srun import CALLS, PLAN, Plan, parse, program, rewrite
 
 ON_A_SPARE = Plan(
     job_id="7", srun="/usr/bin/srun", directory="/tmp/x", nodes=("n1", "n3", "n4"), left_out=("n2", "n5"), tasks=6,
@@ -82,8 +86,8 @@ def test_srun_with_a_list_of_nodes_has_those_of_the_start_in_it(line: str, expec
     [
         ("-N4 x", "this start has 3"),
         ("-w n2 x", "none of these"),
-        ("-w ./hosts x", "its file of nodes cannot be read"),
-        ("-F hosts x", "its file of nodes cannot be read"),
+        ("-w ./hosts x", "a file of nodes"),
+        ("-F hosts x", "a file of nodes"),
         ("-m arbitrary -w n1,n1,n2 x", "arbitrary"),
         ("--distrib=arbitrary:block -n6 x", "arbitrary"),
         ("-x /etc/hosts x", "names a file"),
@@ -151,3 +155,20 @@ def test_variables_that_place_tasks_count_as_the_options_do() -> None:
     assert "file of nodes" in rewrite(["-n6", "x"], ON_A_SPARE, environ={"SLURM_HOSTFILE": "hosts"}).unmet
     everywhere = ON_A_SPARE._replace(nodes=("n1", "n2"), left_out=())
     assert rewrite(["x"], everywhere, environ={"SLURM_HOSTFILE": "hosts"}).arguments == ("--no-kill", "x")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"), [("-n10 x", f"{ADDED} --nodes=3 --ntasks=6 --no-kill x"), ("-w ./hosts x", "-w ./hosts x")]
+)
+def test_our_srun_becomes_the_real_one(tmp_path: Path, line: str, expected: str) -> None:
+    (tmp_path / CALLS).mkdir()
+    real, ours = tmp_path / "real", tmp_path / "srun"
+    real.write_text('#!/bin/sh\necho "$@"\n')
+    ours.write_text(program())
+    for each in (real, ours):
+        each.chmod(0o700)
+    (tmp_path / PLAN).write_text(json.dumps(ON_A_SPARE._replace(srun=str(real), directory=str(tmp_path))._asdict()))
+    environ = {**os.environ, "SLURM_JOB_ID": "7"}
+    done = subprocess.run([ours, *shlex.split(line)], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{expected}\n"
+    assert ("srun is called as it is written, for a file of nodes" in done.stderr) is (line == expected)

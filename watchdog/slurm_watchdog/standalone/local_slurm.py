@@ -66,7 +66,7 @@ class LocalLauncher(Launcher):
         with contextlib.suppress(FileNotFoundError):
             self.errors_at = self.errors.stat().st_size
         with contextlib.ExitStack() as opened:
-            given: list[int] = [opened.enter_context(self.input.of_start(starts))]
+            given = [self.input.of_start(starts)]
             given += [opened.enter_context(each.open("ab")).fileno() for each in (self.output, self.errors)]
             terminal = self.terminal
             if not terminal.fds:

@@ -30,46 +30,28 @@ from slurm_watchdog.supervisor.look import side_by_side
 from slurm_watchdog.supervisor.preflight import LOOK_MARK, look_s, parse_look, suspects
 from slurm_watchdog.supervisor.srun import CALLS, NAME, PLAN, Plan, own_program, program
 
-NAMES_S = 2.0  # For all names together: a resolver that hangs holds up the first start by no more.
-MAX_NAMES = 16
-"""Rank 0 is on one of the first nodes, and after a restart on one of the next: for another its name is written."""
+NAMES_S = 2.0  # A resolver that hangs holds up a start by no more.
 
 Streams = tuple[int, int | None, int | None, Callable[[], None] | None]
-Resolve = Callable[..., Sequence[tuple[Any, ...]]]
 
 
-def read_addresses(
-    command: Sequence[str], allocation: Allocation, environ: Mapping[str, str], *,
-    resolve: Resolve = socket.getaddrinfo, deadline_s: float = NAMES_S,
-) -> placing.Addresses:  # fmt: skip
-    """Of the first nodes and of this one; nothing where the script has written no address. Waits `deadline_s` seconds
+def addresses(
+    node: str, *, here: bool, resolve: Callable[..., Iterable[Any]] = socket.getaddrinfo, deadline_s: float = NAMES_S
+) -> frozenset[str]:
+    """IP addresses by which others reach a node; `here`: those of all networks of this host. Waits `deadline_s` seconds
     at most: a name that is not resolved by then has none."""
-    if not placing.mentions_address(command, environ):
-        return placing.NOT_ASKED
-    found: dict[str, tuple[str, ...]] = {}
+    found: list[str] = []
 
-    def ask(node: str) -> None:
-        try:
-            answers = resolve(node, None, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError):
-            return
-        found[node] = usable(str(answer[4][0]) for answer in answers)
+    def ask() -> None:
+        with contextlib.suppress(OSError, UnicodeError):
+            found.extend(str(answer[4][0]) for answer in resolve(node, None, type=socket.SOCK_STREAM))
 
-    side_by_side([(node, partial(ask, node)) for node in allocation.nodes[:MAX_NAMES]], deadline_s)
-    of_node = dict(found)
-    node_of = {address: node for node, addresses in of_node.items() for address in addresses}
-    if allocation.batch_host in allocation.nodes:
-        # Of all its networks; its own name may mean 127.0.1.1 here.
+    side_by_side([(node, ask)], deadline_s)
+    if here:
         networks = [each for network in psutil.net_if_addrs().values() for each in network]
-        own = usable(each.address for each in networks if each.family in (socket.AF_INET, socket.AF_INET6))
-        node_of |= dict.fromkeys(own, allocation.batch_host)
-    return placing.Addresses(node_of, of_node)
-
-
-def usable(texts: Iterable[str]) -> tuple[str, ...]:
-    """placing.Addresses by which another node may come, each once, in their order."""
-    found = [ip_address(text.partition("%")[0]) for text in texts]
-    return tuple(dict.fromkeys(str(each) for each in found if not each.is_loopback and not each.is_link_local))
+        found += [each.address for each in networks if each.family in (socket.AF_INET, socket.AF_INET6)]
+    known = [ip_address(text.partition("%")[0]) for text in found]
+    return frozenset(str(each) for each in known if not each.is_loopback and not each.is_link_local)
 
 
 _STEP = re.compile(r"^StepId=\S+?\.(\d{1,10})\s(.*)\bSrunHost:Pid=([^\s:]+):(\d{1,10})", re.MULTILINE)
@@ -122,7 +104,7 @@ class Launcher:
         and no node is looked at. Raises OSError if there is no place for our srun."""
         self.has_steps = has_steps
         self._command, self._allocation, self._environ = tuple(command), allocation, dict(environ)
-        self._addresses = read_addresses(self._command, allocation, environ)
+        self._first: frozenset[str] | None = None  # IP addresses of its first node; None: not asked.
         self.ask = JobQuestions(allocation.job_id, environ)
         self.helpers = self.ask.helpers
         self._srun = shutil.which("srun", path=environ.get("PATH")) if has_steps else None
@@ -145,14 +127,17 @@ class Launcher:
 
     def command_line(self, placement: placing.Placement) -> tuple[str, ...]:
         """What is executed on these nodes."""
-        words = placing.arguments(self._command, self._allocation, placement, self._addresses)
+        words = placing.arguments(self._command, self._allocation, placement, self._first or ())
         if is_function(words[0], self._environ):
             return (*FUNCTION_SHELL, *words)
         return (*SHELL, *words) if self.has_steps else words
 
     async def environment(self, placement: placing.Placement, starts: int) -> dict[str, str]:
         """The command's, and the plan of its srun; `starts`: how often it was started before."""
-        changed = placing.environment(self._allocation, placement, self._environ, self._addresses)
+        nodes = self._allocation.nodes
+        if self._first is None and placement.nodes[0] != nodes[0]:
+            self._first = await asyncio.to_thread(addresses, nodes[0], here=self._allocation.batch_host == nodes[0])
+        changed = placing.environment(self._allocation, placement, self._environ, self._first or ())
         changed["SLURM_WATCHDOG_RESTARTS"] = str(starts)
         if self._directory is None or self._srun is None:
             return self._environ | changed
@@ -195,8 +180,7 @@ class Launcher:
     @contextlib.contextmanager
     def streams(self, starts: int) -> Iterator[Streams]:
         """What a start has for its input, output and error, and what its process does before it is executed."""
-        with self.input.of_start(starts) as given:
-            yield given, None, None, None
+        yield self.input.of_start(starts), None, None, None
 
     def begun_ticks(self) -> int:
         """When that process began, in clock ticks since boot; 0: not known."""

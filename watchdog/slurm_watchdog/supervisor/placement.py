@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from ipaddress import ip_address
 from itertools import compress
 from pathlib import PurePath
-from typing import NamedTuple
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.launch_options import (
@@ -34,16 +33,6 @@ _IN_SHELL = re.compile(
 _SUFFIX = re.compile(r"(?:[-._](?!\d)|ib|hsn)[\w.-]*", re.IGNORECASE)
 """Of the name that a node has in another network: n1-ib0, n1.cluster.example, n1ib0. With a number next, as gpu-1-2
 beside gpu-1, it is the name of another node."""
-
-
-class Addresses(NamedTuple):
-    """IP addresses of nodes, as far as they are known."""
-
-    node_of: Mapping[str, str] = {}  # Address to its node.
-    of_node: Mapping[str, tuple[str, ...]] = {}  # Node to the addresses by which others reach it.
-
-
-NOT_ASKED = Addresses()
 
 
 class NoSpare(Exception):
@@ -96,9 +85,10 @@ def gpu_count(allocation: Allocation, nodes: Collection[str]) -> int:
 
 
 def environment(
-    allocation: Allocation, placement: Placement, environ: Mapping[str, str], addresses: Addresses = NOT_ASKED
+    allocation: Allocation, placement: Placement, environ: Mapping[str, str], first: Collection[str] = ()
 ) -> dict[str, str]:
-    """The variables of `environ` that are different on these nodes, with their values there."""
+    """The variables of `environ` that are different on these nodes, with their values there. `first`: IP addresses of
+    the allocation's first node."""
     if placement.nodes == allocation.nodes:
         return {}
     nodes, count = fold_nodes(placement.nodes), str(len(placement.nodes))
@@ -115,40 +105,22 @@ def environment(
     changed = {name: value for name, value in values.items() if value and name in environ}
     for name, value in environ.items():
         if name.isupper():
-            changed.setdefault(name, _value(name_of(name), value, allocation, placement, addresses))
+            changed.setdefault(name, _value(name_of(name), value, allocation, placement, first))
     return {name: value for name, value in changed.items() if value != environ[name]}
 
 
-def _address(text: str, allocation: Allocation, placement: Placement, addresses: Addresses) -> str:
-    """`host`, `host:port` or a URL of rank 0, with its new host where it named a node of the allocation."""
+def _address(text: str, allocation: Allocation, placement: Placement, first: Collection[str]) -> str:
+    """`host`, `host:port` or a URL of rank 0, with the name of its new host where it meant a node of the allocation."""
     scheme, separator, rest = text.rpartition("://")
     place, slash, path = rest.partition("/")
-    host, port = _split(place)
+    host, colon, port = place.rpartition(":") if place.count(":") == 1 or "]:" in place else (place, "", "")
     try:
-        ip = str(ip_address(host))
-    except ValueError:  # a name
-        ip = ""
-    node, suffix = (addresses.node_of.get(ip), "") if ip else _node_of(host, allocation)
-    first = placement.nodes[0]
-    if node is None or node == first or (node != allocation.nodes[0] and node in placement.nodes):
+        node, suffix = allocation.nodes[0] if str(ip_address(host.strip("[]"))) in first else None, ""
+    except ValueError:
+        node, suffix = _node_of(host, allocation)
+    if node is None or node == placement.nodes[0] or (node != allocation.nodes[0] and node in placement.nodes):
         return text
-    if not ip:
-        return f"{scheme}{separator}{first}{suffix}{port}{slash}{path}"
-    known = (each for each in addresses.of_node.get(first, ()) if (":" in each) == (":" in ip))
-    found = next(known, first)
-    found = f"[{found}]" if ":" in found and place.startswith("[") else found
-    return f"{scheme}{separator}{found}{port}{slash}{path}"
-
-
-def _split(text: str) -> tuple[str, str]:
-    """(host, the port with its colon); an address of IPv6 stands in brackets where a port follows."""
-    if text.startswith("["):
-        host, _, port = text[1:].partition("]")
-        return host, port
-    if text.count(":") > 1:
-        return text, ""
-    host, colon, port = text.partition(":")
-    return host, colon + port
+    return f"{scheme}{separator}{placement.nodes[0]}{suffix}{colon}{port}{slash}{path}"
 
 
 def _node_of(host: str, allocation: Allocation) -> tuple[str | None, str]:
@@ -161,14 +133,8 @@ def _node_of(host: str, allocation: Allocation) -> tuple[str | None, str]:
     return node, host[len(node or "") :]
 
 
-def mentions_address(command: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether rank 0's host may be written as an IP address."""
-    values = [value for name, value in environ.items() if name.isupper() and name_of(name) in ADDRESSES]
-    return any(re.search(r"\d\.\d{1,3}\.\d{1,3}\.\d|[0-9a-fA-F]?:[0-9a-fA-F]*:", each) for each in (*values, *command))
-
-
 def arguments(
-    command: Sequence[str], allocation: Allocation, placement: Placement, addresses: Addresses = NOT_ASKED
+    command: Sequence[str], allocation: Allocation, placement: Placement, first: Collection[str] = ()
 ) -> tuple[str, ...]:
     """The command's words on these nodes: rank 0's host in options that held a node of the allocation and nothing else,
     and the numbers of nodes and processes in options that held the allocation's. So too in the line for `bash -c`."""
@@ -176,7 +142,7 @@ def arguments(
         return tuple(command)
 
     def value(name: str, given: str) -> str:
-        return _value(name_of(name), given, allocation, placement, addresses)
+        return _value(name_of(name), given, allocation, placement, first)
 
     found: list[str] = []
     for index, word in enumerate(command):
@@ -205,10 +171,10 @@ def _is_shell_line(command: Sequence[str], index: int) -> bool:
     return PurePath(command[before]).name in SHELLS
 
 
-def _value(name: str, given: str, allocation: Allocation, placement: Placement, addresses: Addresses) -> str:
+def _value(name: str, given: str, allocation: Allocation, placement: Placement, first: Collection[str]) -> str:
     """What an option (by `name_of`) is on these nodes; as it was where it is none of ours, or says something else."""
     if name in ADDRESSES:
-        return _address(given, allocation, placement, addresses)
+        return _address(given, allocation, placement, first)
     if name in NODES:
         total, have = len(allocation.nodes), len(placement.nodes)
         return {f"{total}": f"{have}", f"{total}:{total}": f"{have}:{have}"}.get(given, given)

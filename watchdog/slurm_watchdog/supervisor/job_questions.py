@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
 
@@ -48,10 +48,9 @@ class JobQuestions:
         """Children of this process that are no part of the command: those that run now, and what others add."""
 
     async def run(
-        self, *argv: str, deadline_s: float = ANSWER_S, environ: Mapping[str, str] | None = None,
-        heard: Callable[[bytearray], None] | None = None,
-    ) -> Answer:  # fmt: skip
-        """Runs `argv`; its standard error goes nowhere. `heard` gets all of its output whenever there is more."""
+        self, *argv: str, deadline_s: float = ANSWER_S, environ: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Runs `argv`; its standard error goes nowhere."""
         self.starting += 1
         try:
             process = await asyncio.create_subprocess_exec(
@@ -69,8 +68,6 @@ class JobQuestions:
                 assert process.stdout is not None
                 while (data := await process.stdout.read(65_536)) and len(output) < MAX_BYTES:
                     output += data
-                    if heard is not None:
-                        heard(output)
                 code = await process.wait()
                 self.helpers.discard(process.pid)
         if code is None:

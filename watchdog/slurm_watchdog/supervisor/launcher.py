@@ -279,14 +279,8 @@ class Launcher:
             *([f"--exclude={','.join(left_out)}"] if left_out else ()),
             *own_program("look"), self._question,
         ]  # fmt: skip
-        came: list[tuple[str, float]] = []  # Lines, each with the time when it came.
-
-        def heard(output: bytearray) -> None:
-            came.extend((line, clock.wall()) for line in output.decode(errors="replace").split("\n")[len(came) : -1])
-
-        environ = look_environment(self._environ)
-        await self.ask.run(*argv, deadline_s=look_s(len(here)), environ=environ, heard=heard)
-        looks = [(look, at) for line, at in came if (look := parse_look(line)) is not None]
+        answer = await self.ask.run(*argv, deadline_s=look_s(len(here)), environ=look_environment(self._environ))
+        looks = [look for line in answer.output.splitlines() if (look := parse_look(line)) is not None]
         return gone | suspects(here, looks, spares=max(0, spares - len(gone)))
 
 

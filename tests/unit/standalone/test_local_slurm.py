@@ -148,7 +148,7 @@ def test_command_that_ignores_sigterm_is_killed_with_all_its_children(tmp_path: 
 
 def test_end_of_a_stopped_process_lets_it_end_by_its_own_handler(tmp_path: Path) -> None:
     async def talk(job: LocalSlurm) -> None:
-        job._run = replace(job._run, settings=replace(job._run.settings, kill_wait_s=10.0))
+        job.supervisor.run = replace(job._run, settings=replace(job._run.settings, kill_wait_s=10.0))
         await until(lambda: lines(job))
         await job.send_signal("77", "STOP", SignalTo.FULL)
         await until(lambda: all(each.status() == "stopped" for each in job.launcher.processes()))

@@ -41,11 +41,9 @@ from slurm_watchdog.slurm.client import SlurmClient
 from slurm_watchdog.standalone import own_runs, report
 from slurm_watchdog.standalone.local_slurm import LocalLauncher, LocalSlurm
 from slurm_watchdog.standalone.own_runs import PASSWORD_FILE
-from slurm_watchdog.supervisor.allocation import Allocation, node_count
-from slurm_watchdog.supervisor.lost_nodes import least_nodes
+from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.parent import OTHER_SIGNALS, become_subreaper
 from slurm_watchdog.supervisor.service import Wanted
-from slurm_watchdog.supervisor.state import Settings
 
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=Section)
@@ -151,7 +149,6 @@ def _local_slurm(wanted: RunRequest, config: Config) -> LocalSlurm:
     # Inside of a Slurm job its number, for its processes are known by that.
     found = wanted.allocation or Allocation(job_id=given if given.isdecimal() else str(os.getpid()), nodes=(node,))
     patient = len(found.nodes) == 1
-    count = 1 if patient else node_count(wanted.nodes, wanted.spares, found)
     allocation = msgspec.structs.replace(found, batch_host=found.nodes[0]) if patient else found
     output = errors = wanted.directory / "output.log"
     with contextlib.suppress(OSError):
@@ -161,10 +158,7 @@ def _local_slurm(wanted: RunRequest, config: Config) -> LocalSlurm:
         wanted.command, allocation, os.environ, output=output, errors=errors, check=wanted.check,
         kill_switch=config.jobs.kill_switch, checkpoints=wanted.checkpoints,
     )  # fmt: skip
-    settings = Settings(
-        allocation=allocation, count=count, least=least_nodes(wanted.command, count), patient=patient,
-        max_restarts=wanted.max_restarts, in_slurm=found is wanted.allocation,
-    )  # fmt: skip
+    settings = wanted.settings(allocation, patient=patient, in_slurm=found is wanted.allocation)
     return LocalSlurm(settings, launcher, node)
 
 
@@ -220,7 +214,7 @@ async def _run(config: Config, wanted: RunRequest) -> int:
             view = controller.state.job_view(job.job_id, clock.monotonic())
             return named if view is None else resume_from(view, controller.judge.incidents, named)
 
-        job.last_good = last_good
+        job.supervisor.good = last_good
         asked = _take_signals(job)
         agent = asyncio.create_task(_keep_agent(config, job))
         tails = [asyncio.create_task(_tail(file, fd)) for file, fd in shown.items()]
@@ -254,7 +248,7 @@ def _take_signals(job: LocalSlurm) -> asyncio.Event:
         signal.SIGTERM: end,
         signal.SIGHUP: end,
         # The first Ctrl-C, and a second one, are the command's own business; a third one ends it.
-        signal.SIGINT: lambda: job.interrupt() if job.interrupts < INTERRUPTS else end(),
+        signal.SIGINT: lambda: job.ask(signal.SIGINT, ends=False) if job.interrupts < INTERRUPTS else end(),
         signal.SIGQUIT: lambda: job.launcher.signal_foreground(signal.SIGQUIT),
     }.items():
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup; a script's `run … &`

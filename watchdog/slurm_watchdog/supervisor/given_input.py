@@ -9,9 +9,7 @@ import select
 import stat
 from contextlib import suppress
 
-NO_INPUT = (
-    "its standard input has been read by the first start, and was not a here-document or file: this one has none"
-)
+NO_INPUT = "its standard input has been read by the first start, and was not a here-document or file: this one has none"
 
 
 class GivenInput:

@@ -47,9 +47,7 @@ class JobQuestions:
         self.helpers: set[int] = set()
         """Children of this process that are no part of the command: those that run now, and what others add."""
 
-    async def run(
-        self, *argv: str, deadline_s: float = ANSWER_S, environ: Mapping[str, str] | None = None
-    ) -> Answer:
+    async def run(self, *argv: str, deadline_s: float = ANSWER_S, environ: Mapping[str, str] | None = None) -> Answer:
         """Runs `argv`; its standard error goes nowhere."""
         self.starting += 1
         try:

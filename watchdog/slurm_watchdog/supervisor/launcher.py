@@ -1,4 +1,5 @@
-"""Starts the command on nodes of the allocation, looks at these before, and ends what it has started."""
+"""The back end of a supervisor in a job of Slurm's: it starts the command on nodes of the allocation, looks at these
+before, and ends what it has started."""
 
 from __future__ import annotations
 
@@ -12,21 +13,24 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
-from slurm_watchdog.base import clock
 from slurm_watchdog.knowledge.trainer_options import directories_in
+from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, parse_line
+from slurm_watchdog.model.supervisor import run_directory
 from slurm_watchdog.slurm.node_names import ParseError, expand_nodes
 from slurm_watchdog.supervisor import placement as placing
 from slurm_watchdog.supervisor.allocation import Allocation
+from slurm_watchdog.supervisor.endings import TAIL_BYTES
 from slurm_watchdog.supervisor.given_input import GivenInput
 from slurm_watchdog.supervisor.job_questions import JobQuestions
 from slurm_watchdog.supervisor.look import side_by_side
+from slurm_watchdog.supervisor.lost_nodes import FILE_S, log_files
+from slurm_watchdog.supervisor.parent import ENDING_SIGNALS, SharedPid
 from slurm_watchdog.supervisor.preflight import LOOK_MARK, look_s, parse_look, suspects
 from slurm_watchdog.supervisor.srun import CALLS, NAME, PLAN, Plan, own_program, program
 
@@ -76,12 +80,10 @@ def parse_steps(text: str) -> Iterator[Step]:
         yield Step(number, host.partition(".")[0], int(pid), nodes)
 
 
-NO_OPTIONS = (
-    "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME", "SLURM_JWT", "SLURM_JOBID",
-    "SLURM_RESTART_COUNT", "SLURM_GPUS_ON_NODE",
-)  # fmt: skip
-OPTIONS_OF_JOB = ("SLURM_JOB_NAME", "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE")
-NO_OPTION_BEGINS = ("SLURM_JOB_", "SLURM_ARRAY_", "SLURM_SUBMIT_", "SLURM_WATCHDOG")
+_OF_JOB = "CONF|CLUSTER|JWT|JOBID|JOB_ID|JOB_PARTITION|RESTART_COUNT|GPUS_ON_NODE|ARRAY_|SUBMIT_|WATCHDOG"
+OPTION_OF_SRUN = re.compile(rf"(?!SLURM_({_OF_JOB}))(SLURMD?|SRUN)_")
+"""Begins a variable of which srun takes an option (srun(1), INPUT ENVIRONMENT VARIABLES; later releases add to them),
+and none that leads to the job's allocation."""
 SHELL = ("/bin/sh", "-c", 'exec "$@"', "slurm-watchdog run")
 """A program on a filesystem that hangs holds up this shell, and not us."""
 RESUME_FROM = "SLURM_WATCHDOG_RESUME_FROM"  # Names to the command the last checkpoint from before a bad loss.
@@ -102,6 +104,8 @@ class Launcher:
         """`check`: the site's command that is run on each node before a start. `checkpoints`: directories besides
         those that the command's words name. Without an srun in PATH, or `has_steps`, the command is started as it is,
         and no node is looked at. Raises OSError if there is no place for our srun."""
+        directory = run_directory(allocation.job_id, allocation.restarts)
+        self._switch = environ.get("SLURM_WATCHDOG_KILL_SWITCH") or f"{directory}/kill"
         self.has_steps = has_steps
         self._command, self._allocation, self._environ = tuple(command), allocation, dict(environ)
         self._first: frozenset[str] | None = None  # IP addresses of its first node; None: not asked.
@@ -116,6 +120,8 @@ class Launcher:
         self.step_nodes: frozenset[str] = frozenset()  # Of those steps, as far as Slurm says.
         self._resolved: set[int] = set()
         self.pid: int | None = None  # Of the present start; None: none was begun.
+        self.has_finished = False  # It has ended well, which is perhaps not handled yet.
+        self.running = SharedPid()  # The same for whoever waits for it if we die; 0: it does not run.
         self.input = GivenInput()
 
     def close(self) -> None:
@@ -159,9 +165,13 @@ class Launcher:
         path = f"{self._directory}{os.pathsep}{self._environ.get('PATH', os.defpath)}"
         return self._environ | changed | {"PATH": path}
 
-    async def start(self, placement: placing.Placement, starts: int, resume_from: str) -> asyncio.subprocess.Process:
+    async def start(
+        self, placement: placing.Placement, starts: int, resume_from: str, *, ordered: bool = False
+    ) -> asyncio.subprocess.Process:
         """Starts the command with our own output, and the input that we were given; `resume_from`: see RESUME_FROM.
-        Raises OSError."""
+        An `ordered` start is no longer told to leave. Raises OSError."""
+        if ordered and await self.is_switched():
+            await self.ask.run("rm", "-f", "--", self._switch, deadline_s=FILE_S)
         environ = await self.environment(placement, starts)
         environ |= {RESUME_FROM: resume_from} if resume_from else {}
         self.ask.starting += 1
@@ -171,7 +181,8 @@ class Launcher:
                     *self.command_line(placement), stdin=given, stdout=lines, stderr=errors, env=environ,
                     start_new_session=True, preexec_fn=before,
                 )  # fmt: skip
-            self.pid = process.pid
+            self.pid = self.running.value = process.pid
+            self.has_finished = False
         finally:
             self.ask.starting -= 1
         self.steps, self.step_nodes, self._resolved = (), frozenset(), set()
@@ -189,6 +200,28 @@ class Launcher:
             return int(stat.rpartition(")")[2].split()[19])  # proc(5): starttime, behind a name that may hold spaces
         except (OSError, ValueError, IndexError):
             return 0
+
+    # ------------------------------------------------------------------------------------ end
+
+    def ended(self, process: asyncio.subprocess.Process, *, expected: bool) -> None:
+        """This start has ended; `expected`: by us, or by a person."""
+        self.has_finished = process.pid == self.pid and process.returncode == 0
+        if self.running.value == process.pid:
+            self.running.value = 0
+
+    async def is_switched(self) -> bool:
+        """Whether the kill switch is there, and ours: the command was told to end, and an order follows. The agent's
+        own file is read at once, on a machine under load, too: a command that has left by it would be taken for one
+        that has ended well. Elsewhere it may lie on any filesystem."""
+        if self._switch.startswith(f"{KILL_SWITCH_BASE}/"):
+            return is_our_switch(self._switch)
+        answer = await self.ask.run("head", "-c", "4096", "--", self._switch, deadline_s=FILE_S)
+        return answer.code == 0 and parse_line(answer.output) is not None
+
+    async def tail(self) -> str:
+        """The end of the log in which srun says who ended a step, where our standard error is a file."""
+        argv = ("tail", "-c", str(TAIL_BYTES), "--", *(path := log_files((2,))))
+        return (await self.ask.run(*argv, deadline_s=FILE_S)).output if path else ""
 
     # ------------------------------------------------------------------------------------ steps
 
@@ -244,13 +277,13 @@ class Launcher:
         """Sends a signal to all of them. A stopped process gets none before SIGCONT."""
         send(self.processes(), signal.Signals[f"SIG{name}"], signal.SIGCONT)
 
-    def forward(self, number: int, *, ends: bool) -> None:
+    async def forward(self, number: int, steps: Sequence[str]) -> None:
         """Hands a signal on: one that ends to all processes, another as `receivers` says."""
         everyone = self.processes()
-        function = is_function(self._command[0], self._environ)
-        if ends:
+        if number in ENDING_SIGNALS:
             send(everyone, number, signal.SIGCONT)
         else:
+            function = is_function(self._command[0], self._environ)
             send(receivers(everyone, self.pid, number, function=function), number)
 
     def reap(self) -> None:
@@ -285,16 +318,8 @@ class Launcher:
 
 
 def look_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What our own step gets: all but the variables of which srun takes options (srun(1), INPUT ENVIRONMENT VARIABLES;
-    later releases add to them). A number of GPUs, a label or a file for the output of the command's steps is not ours;
-    what leads to the job's allocation is."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if not name.startswith(("SLURM_", "SLURMD_", "SRUN_"))
-        or name in NO_OPTIONS
-        or (name.startswith(NO_OPTION_BEGINS) and name not in OPTIONS_OF_JOB)
-    }
+    """What our own step gets: no number of GPUs, label, or file for the output of the command's steps."""
+    return {name: value for name, value in environ.items() if not OPTION_OF_SRUN.match(name)}
 
 
 def send(processes: Iterable[psutil.Process], *numbers: int) -> None:
@@ -334,6 +359,14 @@ def catches(pid: int, number: int) -> bool:
 def is_function(word: str, environ: Mapping[str, str]) -> bool:
     """Whether bash exports a function of this name to us."""
     return f"BASH_FUNC_{word}%%" in environ
+
+
+def is_our_switch(path: str) -> bool:
+    """Whether a kill switch of ours lies there, in memory."""
+    try:
+        return parse_line(Path(path).read_text(errors="replace")) is not None
+    except OSError:
+        return False
 
 
 def _make_shim(environ: Mapping[str, str]) -> Path:

@@ -172,11 +172,9 @@ def rewrite(
     placed: dict[str, str | None] = {}
     try:
         if plan.left_out:
-            if other := sorted(given.keys() & OTHER_PLACING):
-                raise _Unmet(f"--{other[0]} already places the step")
-            if ":" in command:
-                raise _Unmet("it has several parts (`:`)")
-            placed = _place(given, plan, busy, environ)
+            if why := _other_placing(given, command, environ):
+                raise _Unmet(why)
+            placed = _place(given, plan, busy)
     except _Unmet as wish:
         return Rewritten(tuple(arguments), str(wish))
     kept = [word for option in options if option.name not in placed for word in option.words]
@@ -191,22 +189,26 @@ def rewrite(
     return Rewritten((*added, *kept, *separator, *command), "", nodes)
 
 
-def _place(
-    given: dict[str, str | None], plan: Plan, busy: Collection[str], environ: Mapping[str, str]
-) -> dict[str, str | None]:
-    """Option to its new value; the old ones of that name go."""
-    if (given.get("distribution") or environ.get("SLURM_DISTRIBUTION", "")).startswith("arbitrary"):
-        raise _Unmet("--distribution=arbitrary places each task by a list")
-    # As Slurm's src/srun/opt.c has it: the variable counts where no list is given, whatever the distribution.
+def _other_placing(given: dict[str, str | None], command: Sequence[str], environ: Mapping[str, str]) -> str:
+    """What places its tasks in a way of its own; empty: nothing."""
     listed = given.get("nodelist") or ""
+    if other := sorted(given.keys() & OTHER_PLACING):
+        return f"--{other[0]} already places the step"
+    if ":" in command:
+        return "it has several parts (`:`)"
+    if (given.get("distribution") or environ.get("SLURM_DISTRIBUTION", "")).startswith("arbitrary"):
+        return "--distribution=arbitrary places each task by a list"
+    # As Slurm's src/srun/opt.c has it: the variable counts where no list is given, whatever the distribution.
     if "nodefile" in given or "/" in listed or (not listed and environ.get("SLURM_HOSTFILE")):
-        raise _Unmet("a file of nodes places its tasks")
+        return "a file of nodes places its tasks"
+    return "--exclude names a file" if "/" in (given.get("exclude") or "") else ""
+
+
+def _place(given: dict[str, str | None], plan: Plan, busy: Collection[str]) -> dict[str, str | None]:
+    """Option to its new value; the old ones of that name go."""
     have, total = len(plan.nodes), len(plan.nodes) + len(plan.left_out)
-    excluded = given.get("exclude")
-    if excluded and "/" in excluded:
-        raise _Unmet("--exclude names a file")
-    placed: dict[str, str | None] = {"exclude": ",".join([*([excluded] if excluded else []), *plan.left_out])}
-    if listed and (left := _listed(listed, plan)):
+    placed: dict[str, str | None] = {"exclude": ",".join(filter(None, [given.get("exclude"), *plan.left_out]))}
+    if (listed := given.get("nodelist")) and (left := _listed(listed, plan)):
         placed["nodelist"] = left
     ntasks, few = _number(given.get("ntasks")), 0
     if (asked := given.get("nodes")) is not None:

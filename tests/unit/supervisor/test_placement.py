@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from slurm_watchdog.supervisor.allocation import Allocation, is_in_job, read_allocation, repeated
-from slurm_watchdog.supervisor.placement import NoSpare, arguments, choose, environment
+from slurm_watchdog.supervisor.placement import NoSpare, arguments, choose, environment, least_nodes
 
 JOB = {
     "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_NODELIST": "n[1-4]", "SLURM_NNODES": "4",
@@ -268,3 +268,18 @@ def test_an_ip_address_in_a_url_follows_it() -> None:
     words = ["--dist-url=tcp://10.0.0.1:29500", "--init_method", "tcp://[fd00::1]:29500"]
     assert arguments(words, FIVE, placement, FIRST) == ("--dist-url=tcp://n2:29500", "--init_method", "tcp://n2:29500")
     assert environment(FIVE, placement, {"DIST_URL": "tcp://n1:29500"}) == {"DIST_URL": "tcp://n2:29500"}
+
+
+@pytest.mark.parametrize(
+    ("command", "least"),
+    [
+        ("srun torchrun --nnodes=2:4 train.py", 2),
+        ("srun torchrun --nnodes 1:8 train.py", 1),
+        ("srun bash -c 'torchrun --nnodes=2:4 train.py'", 2),
+        ("srun torchrun --nnodes=4:4 train.py", 4),
+        ("srun torchrun --nnodes=4 train.py", 4),
+        ("srun python train.py --time 1:30", 4),
+    ],
+)
+def test_how_few_nodes_a_command_can_run_on_is_its_own_word(command: str, least: int) -> None:
+    assert least_nodes(command.split(), 4) == least

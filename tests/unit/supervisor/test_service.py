@@ -20,7 +20,7 @@ def supervisor_of_a_job() -> JobSupervisor:
     allocation = Allocation(job_id="7", nodes=("n1",), batch_host="n1")
     launcher = Launcher(("true",), allocation, {"PATH": "/nonexistent"})
     settings = Settings(allocation=allocation, count=1, least=1, max_restarts=0)
-    return JobSupervisor(settings, launcher, {})
+    return JobSupervisor(settings, launcher)
 
 
 def close(mine: JobSupervisor) -> None:

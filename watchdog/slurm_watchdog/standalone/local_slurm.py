@@ -119,9 +119,8 @@ class LocalSlurm:
 
     def __init__(self, settings: Settings, launcher: LocalLauncher, node: str):
         """`node`: what this machine is called."""
-        logs = [str(launcher.output), str(launcher.errors)]
         self.launcher, self.job_id, self.node = launcher, settings.allocation.job_id, node
-        self.supervisor = Supervisor(settings, launcher, logs, lambda text: log.warning("%s", text), self._changed)
+        self.supervisor = Supervisor(settings, launcher, lambda text: log.warning("%s", text), self._changed)
         self.start_at: float | None = None
         self.over = asyncio.Event()  # Set while the job has ended and will not be restarted.
         self._starts = self.interrupts = 0

@@ -18,7 +18,6 @@ from slurm_watchdog.supervisor import machine, state
 from slurm_watchdog.supervisor.endings import exit_code, stopped_by
 from slurm_watchdog.supervisor.given_input import NO_INPUT
 from slurm_watchdog.supervisor.launcher import Launcher
-from slurm_watchdog.supervisor.lost_nodes import JobNodes
 from slurm_watchdog.supervisor.placement import Placement
 from slurm_watchdog.supervisor.state import Action, Phase, Run, Settings
 
@@ -35,11 +34,9 @@ class Supervisor:
     """One command; all of it belongs to one event loop."""
 
     def __init__(
-        self, settings: Settings, launcher: Launcher, logs: Sequence[str], say: Callable[[str], None],
-        changed: Callable[[Run], None],
-    ):  # fmt: skip
-        """`logs`: files in which the command says how far it is. `say` gets lines for people, `changed` the state after
-        each event, before what it leads to is done."""
+        self, settings: Settings, launcher: Launcher, say: Callable[[str], None], changed: Callable[[Run], None]
+    ):
+        """`say` gets lines for people, `changed` the state after each event, before what it leads to is done."""
         self.launcher, self._say, self._changed = launcher, say, changed
         self.good: Callable[[str], str] = lambda named: named
         """The checkpoint to name to the next start, given the one that was named to this; empty: none."""
@@ -47,7 +44,6 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self.run, self._actions = machine.first(settings, clock.monotonic())
         self._handling = asyncio.Lock()
-        self._nodes = JobNodes(launcher.ask, logs, elastic=settings.least < settings.count)
 
     async def begin(self) -> None:
         """Does what comes before the first start."""
@@ -117,18 +113,6 @@ class Supervisor:
             elif steps is not None and now >= batch_at and not self.launcher.waiting_calls():
                 self.tell(machine.event(machine.steps_seen, (BATCH_STEP,)))
 
-    async def _watch_nodes(self, start: int) -> None:
-        """Asks which nodes are lost."""
-        nodes = self._nodes
-        nodes.begun()
-        while self._is_present(start):
-            await asyncio.sleep(nodes.wait_s)
-            used = (*self.run.placement.nodes, *self.run.elsewhere)
-            runs_on = self.launcher.step_nodes
-            found = await nodes.look([node for node in used if not runs_on or node in runs_on])
-            if found and self._is_present(start):
-                self.tell(machine.event(machine.lost, found))
-
     # ------------------------------------------------------------------------------------ actions
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -155,7 +139,7 @@ class Supervisor:
                     self._spawn(self.launcher.forward(number, self.run.steps))
 
     async def _requeue(self) -> None:
-        """Where Slurm does not answer, the next look asks it again."""
+        """Slurm ends this process, too; where it does not answer, it is asked again after the next look."""
         if await self.launcher.ask.requeue():
             self.tell(machine.not_requeued)
 
@@ -170,12 +154,12 @@ class Supervisor:
             await asyncio.sleep(QUICK_POLL_S)
             self.launcher.reap()
         if starts == self.run.starts:  # else another look was first
-            suspects = dict[str, str]()
+            suspects, lost = dict[str, str](), frozenset[str]()
             try:
-                suspects = await self.launcher.look(nodes, len(nodes) - settings.count)
+                suspects, lost = await self.launcher.look(nodes, len(nodes) - settings.count)
             except OSError as error:
                 self._say(f"the nodes could not be looked at before the start: {error}")
-            self.tell(machine.event(machine.looked, suspects))
+            self.tell(machine.event(machine.looked, suspects, lost))
 
     async def _begin(self, placement: Placement, in_batch: bool, resume_from: str) -> None:
         start = self.run.starts
@@ -191,7 +175,6 @@ class Supervisor:
             self.tell(machine.event(machine.steps_seen, (BATCH_STEP,)))
         if self.launcher.has_steps:
             self._spawn(self._watch_steps(start))
-            self._spawn(self._watch_nodes(start))
         self._spawn(self._wait(process, start))
 
     async def _wait(self, process: asyncio.subprocess.Process, start: int) -> None:

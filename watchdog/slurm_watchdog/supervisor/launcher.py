@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_address
@@ -29,11 +30,11 @@ from slurm_watchdog.supervisor.endings import TAIL_BYTES
 from slurm_watchdog.supervisor.given_input import GivenInput
 from slurm_watchdog.supervisor.job_questions import JobQuestions
 from slurm_watchdog.supervisor.look import side_by_side
-from slurm_watchdog.supervisor.lost_nodes import FILE_S, log_files
 from slurm_watchdog.supervisor.parent import ENDING_SIGNALS, SharedPid
 from slurm_watchdog.supervisor.preflight import LOOK_MARK, look_s, parse_look, suspects
 from slurm_watchdog.supervisor.srun import CALLS, NAME, PLAN, Plan, own_program, program
 
+FILE_S = 2.0  # For a file on someone's filesystem.
 NAMES_S = 2.0  # A resolver that hangs holds up a start by no more.
 
 Streams = tuple[int, int | None, int | None, Callable[[], None] | None]
@@ -220,8 +221,8 @@ class Launcher:
 
     async def tail(self) -> str:
         """The end of the log in which srun says who ended a step, where our standard error is a file."""
-        argv = ("tail", "-c", str(TAIL_BYTES), "--", *(path := log_files((2,))))
-        return (await self.ask.run(*argv, deadline_s=FILE_S)).output if path else ""
+        path = os.readlink("/proc/self/fd/2") if stat.S_ISREG(os.fstat(2).st_mode) else ""
+        return (await self.ask.run("tail", "-c", str(TAIL_BYTES), "--", path, deadline_s=FILE_S)).output if path else ""
 
     # ------------------------------------------------------------------------------------ steps
 
@@ -295,14 +296,14 @@ class Launcher:
 
     # ------------------------------------------------------------------------------------ look
 
-    async def look(self, nodes: Sequence[str], spares: int) -> dict[str, str]:
-        """Node to what is wrong there; nothing where no one answers. `spares`: nodes that the start does without.
-        Takes a little more than look_s() at most."""
+    async def look(self, nodes: Sequence[str], spares: int) -> tuple[dict[str, str], frozenset[str]]:
+        """(node to what is wrong there; nodes that Slurm has taken out of the job, as one that is down leaves it under
+        --no-kill). Nothing where no one answers. `spares`: nodes that the start does without. Takes a little more than
+        look_s() at most."""
         if self._srun is None:
-            return {}
+            return {}, frozenset()
         present = await self.ask.nodes()
-        # As one that is down leaves it under --no-kill.
-        gone = {node: "Slurm has taken it out of the job" for node in nodes if present and node not in present}
+        gone = frozenset(node for node in nodes if present and node not in present)
         here = [node for node in nodes if node not in gone]
         left_out = [node for node in self._allocation.nodes if node not in here]
         # Both numbers are given: a range of nodes without a number of tasks ends the slurmctld of 22.05.
@@ -314,7 +315,7 @@ class Launcher:
         ]  # fmt: skip
         answer = await self.ask.run(*argv, deadline_s=look_s(len(here)), environ=look_environment(self._environ))
         looks = [look for line in answer.output.splitlines() if (look := parse_look(line)) is not None]
-        return gone | suspects(here, looks, spares=max(0, spares - len(gone)))
+        return suspects(here, looks, spares=max(0, spares - len(gone))), gone
 
 
 def look_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""What one node says of itself before a start: `main`, one task a node, prints one line of JSON. `reach` prints which
-hosts are gone. Standard library, and pynvml where it is there; what may hang has its time."""
+"""What one node says of itself before a start: one task a node, which prints one line of JSON. Standard library, and
+pynvml where it is there; what may hang has its time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import errno
 import json
 import os
-import socket
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
@@ -25,11 +24,6 @@ ECC_UNCORRECTED, ECC_VOLATILE = 1, 0
 TELLING = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ETIMEDOUT, errno.EHOSTDOWN,
     errno.ESHUTDOWN, errno.ENXIO, errno.ENOENT})  # fmt: skip
 """Errors of a mount; others (a quota, a right) are the same everywhere."""
-CONNECT_S = 2.0  # For a connection within one cluster.
-REACH_S = 3.0  # For all, which are asked side by side.
-MOST = 64  # Hosts that are asked: of more that are missing at once these tell enough.
-GONE = frozenset({errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT})
-"""Other errors are of this host, or of its resolver, and say nothing of the other one."""
 
 
 def main(question: str) -> None:
@@ -126,25 +120,3 @@ def _problems_of_gpu(nvml: Any, index: int) -> list[str]:
         if nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu) & SLOWED:
             problems.append(f"GPU {index}: the hardware slows its clocks down")
     return problems
-
-
-# ------------------------------------------------------------------------------------ nodes that are missing
-
-
-def reach(port: str, *pairs: str) -> None:
-    """Prints those of NODE=ADDRESS whose hosts are gone, one a line, and ends the process: a resolver may hang. A port
-    that is refused is an answer of the host's kernel."""
-    gone: list[str] = []
-
-    def ask(node: str, address: str) -> None:
-        with contextlib.suppress(socket.gaierror):  # says nothing of the host
-            number = str(socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)[0][4][0])
-            try:
-                socket.create_connection((number, int(port)), CONNECT_S).close()
-            except OSError as error:
-                if isinstance(error, TimeoutError) or error.errno in GONE:
-                    gone.append(node)
-
-    side_by_side([(pair, partial(ask, *pair.split("=", 1))) for pair in pairs[:MOST]], REACH_S)
-    os.write(1, "".join(f"{node}\n" for node in list(gone)).encode())
-    os._exit(0)

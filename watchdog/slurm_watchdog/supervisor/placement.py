@@ -24,6 +24,8 @@ from slurm_watchdog.slurm.node_names import fold_nodes
 from slurm_watchdog.supervisor.allocation import Allocation, repeated
 
 _NAMES = "|".join(sorted(each.replace("_", "[_-]") for each in NODES | PROCESSES | ADDRESSES))
+_NODES = "|".join(sorted(each.replace("_", "[_-]") for each in NODES))
+_LEAST = re.compile(rf"(?:^|[\s\"'])--?(?:{_NODES})(?:=|\s+)[\"']?(\d{{1,6}}):(\d{{1,6}})\b")
 _IN_SHELL = re.compile(
     rf"(?<![\w.+$-])((?:--?(?:[\w-]+\.)*(?:{_NAMES})(?:=|\s+)|\+{{0,2}}(?:[\w-]+\.)*(?:{_NAMES})=)[\"']?)"
     r"([^\s\"';&|()<>,]+)",
@@ -72,6 +74,12 @@ def choose(
         spares=tuple(node for node in usable if node not in chosen),
         avoided=tuple(node for node in allocation.nodes if node in avoided),
     )
+
+
+def least_nodes(command: Sequence[str], count: int) -> int:
+    """On how few nodes the command can run by its own words (torchrun's --nnodes=MIN:MAX), or `count`."""
+    found = _LEAST.search(" ".join(command))
+    return min(count, max(1, int(found[1]))) if found is not None and int(found[1]) < int(found[2]) else count
 
 
 def task_count(allocation: Allocation, nodes: Collection[str]) -> int:

@@ -22,8 +22,8 @@ from slurm_watchdog.supervisor.allocation import Allocation, node_count
 from slurm_watchdog.supervisor.endings import MARK
 from slurm_watchdog.supervisor.engine import Supervisor
 from slurm_watchdog.supervisor.launcher import RESUME_FROM, Launcher
-from slurm_watchdog.supervisor.lost_nodes import least_nodes, log_files
 from slurm_watchdog.supervisor.parent import ENDING_SIGNALS, SIGNALS, SharedPid, in_child, say
+from slurm_watchdog.supervisor.placement import least_nodes
 from slurm_watchdog.supervisor.state import Run, Settings, status_of
 
 NAME = "slurm-watchdog"
@@ -91,7 +91,7 @@ def supervise(wanted: Wanted, allocation: Allocation, environ: Mapping[str, str]
 
     def run(command: SharedPid) -> int:
         launcher.running = command
-        return asyncio.run(_run(JobSupervisor(settings, launcher, environ)))
+        return asyncio.run(_run(JobSupervisor(settings, launcher)))
 
     try:
         return in_child(run)
@@ -115,11 +115,9 @@ async def _run(job: JobSupervisor) -> int:
 class JobSupervisor:
     """In a batch script: orders come from the node's agent."""
 
-    def __init__(self, settings: Settings, launcher: Launcher, environ: Mapping[str, str]):
-        heartbeat = environ.get("SLURM_WATCHDOG_HEARTBEAT", "")
-        logs = [*log_files(), *([heartbeat] if heartbeat else [])]
+    def __init__(self, settings: Settings, launcher: Launcher):
         self.launcher, self.voice = launcher, Voice()
-        self.supervisor = Supervisor(settings, launcher, logs, self.voice.say, self.changed)
+        self.supervisor = Supervisor(settings, launcher, self.voice.say, self.changed)
         self.link = AgentLink(AGENT_SOCKET, settings.allocation.restarts, self.hear)
         if self.voice.child is not None:
             launcher.helpers.add(self.voice.child.pid)

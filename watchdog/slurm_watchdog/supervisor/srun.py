@@ -179,8 +179,6 @@ def rewrite(
         return Rewritten(tuple(arguments), str(wish))
     kept = [word for option in options if option.name not in placed for word in option.words]
     added = [f"--{name}={value}" for name, value in placed.items()]
-    if "no-kill" not in given:
-        added.append("--no-kill")
     if plan.overlap and not given.keys() & {"overlap", "exclusive"}:
         added.append("--overlap")
     separator = ("--",) if "--" in arguments[: len(arguments) - len(command)] else ()

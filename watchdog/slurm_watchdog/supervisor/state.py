@@ -60,6 +60,7 @@ class Run(Struct):
     begun_ticks: int = 0  # See SupervisorStatus.
     placement: Placement = Placement(nodes=())
     avoided: frozenset[str] = frozenset()
+    lost: frozenset[str] = frozenset()  # Of these: that Slurm has taken out of the job.
     resume_from: str = ""
     """See SupervisorStatus.resumed_from: of the present start, and of the next one that is being prepared."""
     suspects: Mapping[str, str] = {}  # Node to what the newest look found.

@@ -175,17 +175,13 @@ class Launcher:
             await self.ask.run("rm", "-f", "--", self._switch, deadline_s=FILE_S)
         environ = await self.environment(placement, starts)
         environ |= {RESUME_FROM: resume_from} if resume_from else {}
-        self.ask.starting += 1
-        try:
-            with self.streams(starts) as (given, lines, errors, before):
-                process = await asyncio.create_subprocess_exec(
-                    *self.command_line(placement), stdin=given, stdout=lines, stderr=errors, env=environ,
-                    start_new_session=True, preexec_fn=before,
-                )  # fmt: skip
-            self.pid = self.running.value = process.pid
-            self.has_finished = False
-        finally:
-            self.ask.starting -= 1
+        with self.streams(starts) as (given, lines, errors, before):
+            process = await self.ask.spawn(
+                *self.command_line(placement), helps=False, stdin=given, stdout=lines, stderr=errors, env=environ,
+                preexec_fn=before,
+            )  # fmt: skip
+        self.pid = self.running.value = process.pid
+        self.has_finished = False
         self.steps, self.step_nodes, self._resolved = (), frozenset(), set()
         return process
 

@@ -301,7 +301,7 @@ def test_a_function_of_the_script_is_a_command_and_gets_the_signals_that_do_not_
     body = '() {  echo "run $1"; sh -c "trap \'echo asked; exit 3\' USR1; while :; do sleep 0.05; done"\n}'
 
     async def run() -> int | None:
-        job = local(tmp_path, "train", "now", environ={"BASH_FUNC_train%%": body})
+        job = local(tmp_path, "bash", "-c", '"$@"', "run", "train", "now", environ={"BASH_FUNC_train%%": body})
         await job.start()
         await until(lambda: lines(job) == ["run now"] and len(job.launcher.processes()) > 2)
         job.ask(signal.SIGUSR1, ends=False)

@@ -87,9 +87,10 @@ def run(asked: Asked, words: tuple[str, ...], **options: object) -> NoReturn:
     from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
     from slurm_watchdog.supervisor import service as supervisor
     from slurm_watchdog.supervisor.allocation import is_in_job, node_count, read_allocation
-    from slurm_watchdog.supervisor.launcher import is_function
 
-    if shutil.which(words[0]) is None and not is_function(words[0], os.environ):
+    if f"BASH_FUNC_{words[0]}%%" in os.environ:  # a function that the script exports
+        words = ("bash", "-c", '"$@"', "slurm-watchdog run", *words)
+    if shutil.which(words[0]) is None:
         refuse(_why_not_started(words[0]))
     allocation = None
     try:

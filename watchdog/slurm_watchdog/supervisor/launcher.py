@@ -88,8 +88,6 @@ and none that leads to the job's allocation."""
 SHELL = ("/bin/sh", "-c", 'exec "$@"', "slurm-watchdog run")
 """A program on a filesystem that hangs holds up this shell, and not us."""
 RESUME_FROM = "SLURM_WATCHDOG_RESUME_FROM"  # Names to the command the last checkpoint from before a bad loss.
-FUNCTION_SHELL = ("bash", "-c", 'trap : USR1 USR2; "$@"', "slurm-watchdog run")
-"""For a function of the script's; the signals are for what it runs."""
 
 
 ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
@@ -135,8 +133,6 @@ class Launcher:
     def command_line(self, placement: placing.Placement) -> tuple[str, ...]:
         """What is executed on these nodes."""
         words = placing.arguments(self._command, self._allocation, placement, self._first or ())
-        if is_function(words[0], self._environ):
-            return (*FUNCTION_SHELL, *words)
         return (*SHELL, *words) if self.has_steps else words
 
     async def environment(self, placement: placing.Placement, starts: int) -> dict[str, str]:
@@ -280,8 +276,7 @@ class Launcher:
         if number in ENDING_SIGNALS:
             send(everyone, number, signal.SIGCONT)
         else:
-            function = is_function(self._command[0], self._environ)
-            send(receivers(everyone, self.pid, number, function=function), number)
+            send(receivers(everyone, self.pid, number), number)
 
     def reap(self) -> None:
         """Takes the end of one orphan that fell to us, if no child that is waited for has ended."""
@@ -327,21 +322,18 @@ def send(processes: Iterable[psutil.Process], *numbers: int) -> None:
                 process.send_signal(number)
 
 
-def receivers(
-    everyone: Sequence[psutil.Process], main: int | None, number: int, *, function: bool
-) -> list[psutil.Process]:
+def receivers(everyone: Sequence[psutil.Process], main: int | None, number: int) -> list[psutil.Process]:
     """Who gets a signal that does not ask for the end: process `main` of the command where it has a handler for it
-    (mpirun, a script with a trap), else the sruns, which hand it to their tasks. Where there is none of these, it is
-    the command, or what a function has started."""
+    (mpirun, a script with a trap), else the sruns, which hand it to their tasks, else what `main` has started."""
     own = [each for each in everyone if each.pid == main]
-    if own and not function and catches(own[0].pid, number):
+    if own and catches(own[0].pid, number):
         return own
     sruns, below = [], []
     for each in everyone:
         with contextlib.suppress(psutil.Error):
             sruns += [each] if each.name() == NAME else []
             below += [each] if each.ppid() == main else []
-    return sruns or (below if function else own)
+    return sruns or below or own
 
 
 def catches(pid: int, number: int) -> bool:
@@ -351,11 +343,6 @@ def catches(pid: int, number: int) -> bool:
     except OSError:
         return False
     return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
-
-
-def is_function(word: str, environ: Mapping[str, str]) -> bool:
-    """Whether bash exports a function of this name to us."""
-    return f"BASH_FUNC_{word}%%" in environ
 
 
 def is_our_switch(path: str) -> bool:
@@ -369,12 +356,10 @@ def is_our_switch(path: str) -> bool:
 def _make_shim(environ: Mapping[str, str]) -> Path:
     """A directory of our own with our srun in it, where programs may be executed. Raises OSError."""
     # The first is memory, which always answers.
-    candidates = ("/dev/shm", "/tmp", environ.get("TMPDIR"), "/var/tmp", environ.get("XDG_RUNTIME_DIR"))
-    for candidate in (*candidates, os.path.join(environ.get("HOME", "/"), ".cache")):
-        if not candidate:
-            continue
+    home = os.path.join(environ.get("HOME", "/"), ".cache")
+    for candidate in ("/dev/shm", "/tmp", environ.get("TMPDIR", ""), environ.get("XDG_RUNTIME_DIR", ""), home):
         with contextlib.suppress(OSError):
-            directory = Path(tempfile.mkdtemp(prefix="slurm-watchdog-run-", dir=candidate))
+            directory = Path(tempfile.mkdtemp(prefix="slurm-watchdog-run-", dir=candidate or "/nonexistent"))
             (directory / CALLS).mkdir()
             shim = directory / NAME
             shim.write_text(program())

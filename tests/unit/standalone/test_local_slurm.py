@@ -18,8 +18,8 @@ from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.knowledge.log_signatures import SIGNATURES
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmClient, SlurmRefused, Submission
 from slurm_watchdog.standalone.local_slurm import LocalLauncher, LocalSlurm
-from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.machine import LAST_S
+from slurm_watchdog.supervisor.placement import Allocation
 from slurm_watchdog.supervisor.state import Settings
 
 LOOP = "echo run $SLURM_WATCHDOG_RESTARTS $SLURM_WATCHDOG_JOB_ID; while :; do sleep 0.05; done"

@@ -14,9 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.launcher import Launcher, catches, receivers
-from slurm_watchdog.supervisor.placement import Placement
+from slurm_watchdog.supervisor.placement import Allocation, Placement
 
 
 @contextmanager

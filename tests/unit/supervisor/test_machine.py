@@ -14,9 +14,8 @@ from slurm_watchdog.model.supervisor import (
     SupervisorState,
 )
 from slurm_watchdog.supervisor import machine
-from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.machine import Event, event, first, is_about_time, next_state, with_end
-from slurm_watchdog.supervisor.placement import NoSpare
+from slurm_watchdog.supervisor.placement import Allocation, NoSpare
 from slurm_watchdog.supervisor.state import (
     Action,
     Begin,

@@ -6,8 +6,17 @@ import shlex
 
 import pytest
 
-from slurm_watchdog.supervisor.allocation import Allocation, is_in_job, read_allocation, repeated
-from slurm_watchdog.supervisor.placement import NoSpare, arguments, choose, environment, least_nodes
+from slurm_watchdog.supervisor.placement import (
+    Allocation,
+    NoSpare,
+    arguments,
+    choose,
+    environment,
+    is_in_job,
+    least_nodes,
+    read_allocation,
+    repeated,
+)
 
 JOB = {
     "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_NODELIST": "n[1-4]", "SLURM_NNODES": "4",

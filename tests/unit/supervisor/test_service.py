@@ -10,8 +10,8 @@ import pytest
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.supervisor import FromAgent, OrderAnswer, RestartOrder
-from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.launcher import Launcher, is_our_switch
+from slurm_watchdog.supervisor.placement import Allocation
 from slurm_watchdog.supervisor.service import JobSupervisor
 from slurm_watchdog.supervisor.state import Settings
 

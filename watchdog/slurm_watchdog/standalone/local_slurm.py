@@ -23,11 +23,10 @@ from slurm_watchdog.model.slurm_states import OVER, REQUEUED
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused
 from slurm_watchdog.standalone.terminal import Terminal
 from slurm_watchdog.supervisor import machine
-from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.endings import TAIL_BYTES
 from slurm_watchdog.supervisor.engine import QUICK_POLL_S, Supervisor
 from slurm_watchdog.supervisor.launcher import Launcher, Streams, send
-from slurm_watchdog.supervisor.placement import Placement
+from slurm_watchdog.supervisor.placement import Allocation, Placement
 from slurm_watchdog.supervisor.state import Phase, Run, Settings
 
 log = logging.getLogger(__name__)

@@ -41,8 +41,8 @@ from slurm_watchdog.slurm.client import SlurmClient
 from slurm_watchdog.standalone import own_runs, report
 from slurm_watchdog.standalone.local_slurm import LocalLauncher, LocalSlurm
 from slurm_watchdog.standalone.own_runs import PASSWORD_FILE
-from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.parent import OTHER_SIGNALS, become_subreaper
+from slurm_watchdog.supervisor.placement import Allocation
 from slurm_watchdog.supervisor.service import Wanted
 
 log = logging.getLogger(__name__)

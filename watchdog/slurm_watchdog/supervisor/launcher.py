@@ -25,12 +25,12 @@ from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, parse_line
 from slurm_watchdog.model.supervisor import run_directory
 from slurm_watchdog.slurm.node_names import ParseError, expand_nodes
 from slurm_watchdog.supervisor import placement as placing
-from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.endings import TAIL_BYTES
 from slurm_watchdog.supervisor.given_input import GivenInput
 from slurm_watchdog.supervisor.job_questions import JobQuestions
 from slurm_watchdog.supervisor.look import side_by_side
 from slurm_watchdog.supervisor.parent import ENDING_SIGNALS, SharedPid
+from slurm_watchdog.supervisor.placement import Allocation
 from slurm_watchdog.supervisor.preflight import LOOK_MARK, look_s, parse_look, suspects
 from slurm_watchdog.supervisor.srun import CALLS, NAME, PLAN, Plan, own_program, program
 

@@ -17,8 +17,7 @@ from slurm_watchdog.model.supervisor import (
     SupervisorState,
     SupervisorStatus,
 )
-from slurm_watchdog.supervisor.allocation import Allocation
-from slurm_watchdog.supervisor.placement import Placement
+from slurm_watchdog.supervisor.placement import Allocation, Placement
 
 KILL_WAIT_S = 30.0  # Between SIGTERM to a command and SIGKILL, as Slurm's KillWait has it by default.
 RESTART_DELAY_S = 15.0

@@ -133,7 +133,8 @@ class Launcher:
     def command_line(self, placement: placing.Placement) -> tuple[str, ...]:
         """What is executed on these nodes."""
         words = placing.arguments(self._command, self._allocation, placement, self._first or ())
-        return (*SHELL, *words) if self.has_steps else words
+        # A function of the script's is in a variable that a plain sh does not pass on.
+        return (*SHELL, *words) if self.has_steps and words[0] != "bash" else words
 
     async def environment(self, placement: placing.Placement, starts: int) -> dict[str, str]:
         """The command's, and the plan of its srun; `starts`: how often it was started before."""

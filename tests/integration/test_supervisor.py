@@ -506,4 +506,4 @@ def test_alone_a_lost_node_is_left_out_and_the_job_requeued_where_there_is_no_sp
     while four.job(job.job_id)["Restarts"] != "1":
         assert time.monotonic() < end, job.text[-3000:]
         time.sleep(0.5)
-    assert "Slurm has lost n3, and the command cannot be started again here (no spare is left" in job.text
+    assert "Slurm has lost n2, n3, and the command cannot be started again here (no spare is left" in job.text

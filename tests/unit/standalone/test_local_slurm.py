@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from slurm_watchdog.knowledge.log_signatures import SIGNATURES
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmClient, SlurmRefused, Submission
 from slurm_watchdog.standalone.local_slurm import LocalLauncher, LocalSlurm
 from slurm_watchdog.supervisor.machine import LAST_S
+from slurm_watchdog.supervisor.parent import PR_SET_CHILD_SUBREAPER, become_subreaper
 from slurm_watchdog.supervisor.placement import Allocation
 from slurm_watchdog.supervisor.state import Settings
 
@@ -157,6 +159,24 @@ def test_end_of_a_stopped_process_lets_it_end_by_its_own_handler(tmp_path: Path)
         assert lines(job)[-1] == "saved"
 
     with_job(tmp_path, "trap 'echo saved; exit' TERM; " + LOOP, talk)
+
+
+def test_who_saves_after_the_end_of_its_shell_is_asked_once_and_waited_for(tmp_path: Path) -> None:
+    async def talk(job: LocalSlurm) -> None:
+        await until(lambda: "ready" in lines(job))
+        job.ask(signal.SIGTERM, ends=True)
+        await asyncio.wait_for(job.over.wait(), 20)
+        assert [line for line in lines(job) if line != "Terminated"] == ["ready", "asked", "saved"]
+
+    (tmp_path / "trainer.sh").write_text(
+        "trap 'echo asked; asked=1' TERM; echo ready; while [ -z \"$asked\" ]; do sleep 0.05; done; "
+        "for i in 1 2 3 4 5; do sleep 0.1; done; echo saved"
+    )
+    become_subreaper()
+    try:
+        with_job(tmp_path, f"sh {tmp_path}/trainer.sh & wait", talk)
+    finally:
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
 def test_a_failure_is_run_again_as_often_as_was_said_and_keeps_its_code(tmp_path: Path) -> None:

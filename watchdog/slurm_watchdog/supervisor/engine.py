@@ -183,6 +183,11 @@ class Supervisor:
         by_itself = self.run.phase is Phase.RUNNING
         expected = not by_itself or self.run.asked_at is not None or machine.is_interrupted(self.run, clock.monotonic())
         self.launcher.ended(process, expected=expected)
+        # What it has started has as long as it had: a shell hears SIGTERM at once, and its trainer saves.
+        ending = self.run.settings.patient and (not by_itself or self.run.asked_at is not None)
+        while ending and self.launcher.pid == process.pid and self.launcher.processes():
+            self.launcher.reap()
+            await asyncio.sleep(QUICK_POLL_S)
         if by_itself or not self.run.requeued:
             self.run = replace(self.run, resume_from=self.good(self.run.resume_from))
         switched = by_itself and await self.launcher.is_switched()

@@ -296,7 +296,14 @@ def _refusal(run: Run, order: RestartOrder, age_s: float, wall: float) -> str:
         return f"start {order.start} of the command is over: start {run.starts} runs"
     if run.in_batch and run.settings.allocation.batch_host in order.avoid:
         return f"the command runs in the batch script, which cannot leave {run.settings.allocation.batch_host}"
-    return _not_without(replace(run, avoided=run.avoided | set(order.avoid)), wall)
+    if why := _used_up(run) or late(run, wall, LAST_S + GIVE_UP_S, "it is "):  # what ends now is not started again
+        return why
+    avoided = run.avoided | set(order.avoid)
+    try:
+        choose(run.settings.allocation, _count(replace(run, avoided=avoided)), avoided=avoided)
+    except NoSpare as error:
+        return str(error)
+    return ""
 
 
 def requeued(run: Run, now: float, wall: float, resume_from: str) -> Next:
@@ -309,17 +316,6 @@ def released(run: Run, now: float, wall: float) -> Next:
     """It may be started."""
     run = replace(run, held=False)
     return _start(run, now, wall) if run.phase is Phase.LOOKING and run.looked else (run, ())
-
-
-def _not_without(run: Run, wall: float) -> str:
-    """Why the command is not started again on the nodes that are left; empty: it is."""
-    if why := _used_up(run) or late(run, wall, LAST_S + GIVE_UP_S, "it is "):  # what ends now is not started again
-        return why
-    try:
-        choose(run.settings.allocation, _count(run), avoided=run.avoided)
-    except NoSpare as error:
-        return str(error)
-    return ""
 
 
 def _used_up(run: Run) -> str:

@@ -31,8 +31,7 @@ def test_nodes_that_are_well_are_no_suspects() -> None:
     [
         ({"gpus": 7}, "NVML sees 7 GPUs, and most of the nodes have 8"),
         ({"gpus": 7, "expected": 8}, "NVML sees 7 GPUs, and Slurm gave the job 8"),
-        ({"gpu_problems": ("GPU 3: a row of its memory could not be remapped",)}, "GPU 3: a row of its memory could not be remapped"),
-        ({"gpus": None, "gpu_problems": ("NVML says: Driver Not Loaded",)}, "NVML says: Driver Not Loaded"),
+        ({"gpus": None, "gpu_problem": "NVML says: Driver Not Loaded"}, "NVML says: Driver Not Loaded"),
         ({"problems": {"/scratch": "Stale file handle"}}, "/scratch: Stale file handle"),
         ({"problems": {"the site's check": "ended with 3: no cable"}}, "the site's check ended with 3: no cable"),
         ({"problems": {"the site's check": "does not answer"}}, "the site's check does not answer"),
@@ -70,7 +69,7 @@ def test_a_filesystem_that_fails_everywhere_is_no_nodes_fault() -> None:
 
 
 def test_a_node_without_gpus_among_others_without_has_lost_none() -> None:
-    assert suspects(NODES, [look(node, gpus=None, gpu_problems=("NVML says: x",)) for node in NODES]) == {}
+    assert suspects(NODES, [look(node, gpus=None, gpu_problem="NVML says: x") for node in NODES]) == {}
     assert suspects(NODES, [look(node, gpus=4, expected=2) for node in NODES]) == {}
 
 

@@ -17,10 +17,6 @@ from slurm_watchdog.base import clock
 
 DEADLINE_S = 4.0  # For all checks together, which run side by side: the supervisor waits for five seconds.
 COMMAND_S = 3.5  # For the site's command.
-SLOWED = 0x8 | 0x40 | 0x80
-"""nvmlClocksThrottleReasonHwSlowdown, …HwThermalSlowdown, …HwPowerBrakeSlowdown (nvml.h): the hardware brakes."""
-ECC_UNCORRECTED, ECC_VOLATILE = 1, 0
-"""NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC (nvml.h): since the driver was loaded."""
 TELLING = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ETIMEDOUT, errno.EHOSTDOWN,
     errno.ESHUTDOWN, errno.ENXIO, errno.ENOENT})  # fmt: skip
 """Errors of a mount; others (a quota, a right) are the same everywhere."""
@@ -31,7 +27,7 @@ def main(question: str) -> None:
     asked, expected = json.loads(question), os.environ.get("SLURM_GPUS_ON_NODE", "")
     problems = dict[str, str]()
     answers: dict[str, Any] = {
-        "node": os.environ.get("SLURMD_NODENAME", ""), "gpus": None, "gpu_problems": [],
+        "node": os.environ.get("SLURMD_NODENAME", ""), "gpus": None, "gpu_problem": "",
         "expected": int(expected) if expected.isdecimal() else None, "problems": problems,
     }  # fmt: skip
     jobs: list[tuple[str, Callable[[], None]]] = [("gpus", partial(_look_at_gpus, answers))]
@@ -95,28 +91,8 @@ def _look_at_gpus(answers: dict[str, Any]) -> None:
 
         nvml.nvmlInit()
         answers["gpus"] = nvml.nvmlDeviceGetCount()
-        for index in range(answers["gpus"]):
-            answers["gpu_problems"] += _problems_of_gpu(nvml, index)
     except ImportError:
         return
     except Exception as error:  # noqa: BLE001 - NVMLError's classes are made when pynvml is imported
         if type(error).__name__ != "NVMLError_LibraryNotFound":
-            answers["gpu_problems"].append(f"NVML says: {error}")
-
-
-def _problems_of_gpu(nvml: Any, index: int) -> list[str]:
-    problems = []
-    try:
-        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
-    except nvml.NVMLError as error:
-        return [f"GPU {index}: {error}"]
-    with contextlib.suppress(nvml.NVMLError):  # a GPU without ECC says that it has none
-        if errors := nvml.nvmlDeviceGetTotalEccErrors(gpu, ECC_UNCORRECTED, ECC_VOLATILE):
-            problems.append(f"GPU {index}: {errors} memory errors that ECC could not correct, since the driver's start")
-    with contextlib.suppress(nvml.NVMLError):
-        if nvml.nvmlDeviceGetRemappedRows(gpu)[3]:
-            problems.append(f"GPU {index}: a row of its memory could not be remapped")
-    with contextlib.suppress(nvml.NVMLError):
-        if nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu) & SLOWED:
-            problems.append(f"GPU {index}: the hardware slows its clocks down")
-    return problems
+            answers["gpu_problem"] = f"NVML says: {error}"

@@ -32,7 +32,7 @@ class NodeLook(Struct):
     node: Text
     gpus: int | None = None  # That NVML counts; None: there is no NVML.
     expected: int | None = None  # That Slurm gave the job there.
-    gpu_problems: tuple[Text, ...] = ()
+    gpu_problem: Text = ""
     problems: Mapping[str, Text] = {}  # Directories, and the site's check: what is wrong with each.
 
 
@@ -82,7 +82,6 @@ def _most_gpus(looks: Sequence[NodeLook]) -> int | None:
 
 def _gpus(look: NodeLook, most: int | None) -> list[str]:
     wanted, source = (look.expected, "Slurm gave the job") if look.expected else (most, "most of the nodes have")
-    found = list(look.gpu_problems) if look.gpus is not None or wanted else []
-    if look.gpus is not None and wanted is not None and look.gpus < wanted:
-        found.append(f"NVML sees {look.gpus} GPUs, and {source} {wanted}")
-    return found
+    if not wanted or look.gpus is None:
+        return [look.gpu_problem] if wanted and look.gpu_problem else []
+    return [f"NVML sees {look.gpus} GPUs, and {source} {wanted}"] if look.gpus < wanted else []

@@ -12,6 +12,7 @@ import shlex
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from signal import Signals
 from typing import NoReturn
 
 from msgspec.structs import replace
@@ -19,11 +20,11 @@ from msgspec.structs import replace
 from slurm_watchdog.base import clock
 from slurm_watchdog.knowledge.launchers import HEARTBEAT_VARIABLE
 from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmView
-from slurm_watchdog.model.slurm_states import OVER, REQUEUED
+from slurm_watchdog.model.slurm_states import OVER
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused
 from slurm_watchdog.standalone.terminal import Terminal
 from slurm_watchdog.supervisor import machine
-from slurm_watchdog.supervisor.endings import TAIL_BYTES
+from slurm_watchdog.supervisor.endings import TAIL_BYTES, code_words
 from slurm_watchdog.supervisor.engine import QUICK_POLL_S, Supervisor
 from slurm_watchdog.supervisor.launcher import Launcher, Streams, send
 from slurm_watchdog.supervisor.placement import Allocation, Placement
@@ -203,15 +204,11 @@ class LocalSlurm:
     def exit_code(self) -> int:
         return self._run.exit_code
 
-    def _exit_text(self) -> str:
-        code = self._run.exit_code
-        return f"signal {signal.Signals(code - 128).name}" if 128 < code < 128 + signal.NSIG else f"exit code {code}"
-
     def result(self) -> tuple[str, int]:
         """How it ended, for a sentence with the command as its subject, and its restarts."""
         if self._run.told == signal.SIGINT and self._run.cancelled:
             return f"was interrupted by you and ended with exit code {self.exit_code}", self.restarts
-        return f"ended with {self._exit_text()}", self.restarts
+        return f"ended with {code_words(self.exit_code)}", self.restarts
 
     def _job(self) -> SlurmJob:
         state = self.state
@@ -228,7 +225,7 @@ class LocalSlurm:
             requeueable=True,
             counted_at_once=True,
             starts_again=self._run.failed if state == "FAILED" and self._run.phase is not Phase.OVER else "",
-            ended_with=self._exit_text() if state in OVER else "",
+            ended_with=code_words(self.exit_code) if state in OVER else "",
             held=self._run.held,
             stdout=str(self.launcher.output),
             stderr=str(self.launcher.errors),
@@ -275,11 +272,6 @@ class LocalSlurm:
     async def release(self, job_id: str) -> None:
         await self.supervisor.handle(machine.released)  # who asks looks at once whether it is held still
 
-    async def hold(self, job_id: str) -> None:
-        if self.state not in REQUEUED:
-            raise SlurmRefused("the command is not waiting to be started", Refusal.NOT_PENDING)
-        self.supervisor.run = replace(self._run, held=True)
-
     async def cancel(self, job_id: str) -> None:
         self.ask(signal.SIGTERM, ends=True)
 
@@ -288,15 +280,11 @@ class LocalSlurm:
             raise SlurmRefused("the command does not run", Refusal.NOT_RUNNING)
         processes = sorted(self.launcher.processes(), key=lambda each: each.pid != self.launcher.pid)
         chosen = {SignalTo.BATCH: processes[:1], SignalTo.STEPS: processes[1:] or processes}.get(to, processes)
-        send(chosen, _number(signal))
+        send(chosen, Signals["SIG" + signal.removeprefix("SIG")])
 
     async def _no_lever(self, *_: object) -> NoReturn:
         """What no machine without Slurm can do."""
         raise SlurmRefused("one command on one machine has no queue, no script and no other node", Refusal.NOT_BATCH)
 
-    read_script = submit = set_excluded_nodes = set_node_down = _no_lever
+    hold = read_script = submit = set_excluded_nodes = set_node_down = _no_lever
     drain_node = undrain_node = reserve_nodes = delete_reservation = _no_lever
-
-
-def _number(name: str) -> int:
-    return signal.Signals["SIG" + name.removeprefix("SIG")].value

@@ -429,7 +429,7 @@ def test_a_restart_that_runs_on_the_node_to_leave_out_has_failed_and_says_why(st
     failed = job.until(lambda status: status.answer is OrderAnswer.FAILED, "an answer")
     assert failed.words.startswith("start 2 runs on n2, too, which it was to leave out"), failed
     assert failed.avoided == () and "n2" in failed.nodes
-    assert failed.words in job.text
+    job.until(lambda _: failed.words in job.text, "the line, which another process writes")
 
 
 @pytest.mark.thorough

@@ -40,7 +40,14 @@ except KeyboardInterrupt:
 class Session:
     """A `run` whose 0, 1 and 2 are a terminal of its own, but for those in `files`."""
 
-    def __init__(self, place: Path, *command: str, files: Sequence[int] = (), size: tuple[int, int] = (33, 77)) -> None:
+    def __init__(
+        self,
+        place: Path,
+        *command: str,
+        files: Sequence[int] = (),
+        size: tuple[int, int] = (33, 77),
+        shell: bool = False,
+    ) -> None:
         place.chmod(0o777)
         self.place, self.seen = place, ""
         self.master, slave = pty.openpty()
@@ -52,8 +59,8 @@ class Session:
         words = ["run", "--no-page", "--directory", str(place / "run"), "--", *command]
         own = ("setsid", "--ctty") if 0 not in files else ("setsid",)
         self.process = subprocess.Popen(
-            [*own, *prefix(), str(COMMAND), *words],
-            stdin=streams[0], stdout=streams[1], stderr=streams[2], cwd=place, env={**os.environ, "HOME": str(place)},
+            ["setsid", "--ctty", "bash", "--norc", "-i"] if shell else [*own, *prefix(), str(COMMAND), *words],
+            stdin=streams[0], stdout=streams[1], stderr=streams[2], cwd=place, env={**os.environ, "HOME": str(place), "PS1": "$ "},
         )  # fmt: skip
         self.slave = slave
 
@@ -176,3 +183,36 @@ def test_a_signal_is_the_commands_and_so_is_its_answer(place: Path, number: int,
     assert process.wait(PATIENCE_S) == code
     said = (place / "err").read_text()
     assert ("was interrupted by you" in said) == (number == signal.SIGINT)
+
+
+@pytest.mark.thorough
+def test_ctrl_z_stops_it_and_fg_and_bg_continue_it(place: Path) -> None:
+    (place / "ticks.py").write_text("import time\nwhile True:\n    print('tick', flush=True)\n    time.sleep(0.2)\n")
+    session = Session(place, "true", shell=True)
+    try:
+        session.until("$ ")
+        words = (*prefix(), str(COMMAND), "run", "--no-page", "--directory", str(place / "run"), "--", sys.executable)
+        session.types(f"{' '.join(words)} {place}/ticks.py\n")
+        session.until("tick\r\ntick\r\ntick")
+
+        def ticks() -> int:
+            before, end = session.seen.count("tick"), time.monotonic() + 3
+            while time.monotonic() < end:
+                if select.select([session.master], [], [], 0.2)[0]:
+                    session.seen += os.read(session.master, 65_536).decode(errors="replace")
+            return session.seen.count("tick") - before
+
+        session.types("\x1a")
+        session.until("Stopped")
+        ticks()
+        assert ticks() == 0
+        session.types("bg\n")
+        assert ticks() > 5
+        session.types("echo $((40 + 2)) is read by the shell\n")
+        session.until("42 is read by the shell")
+        session.types("fg\n")
+        ticks()
+        session.types("\x03")
+        session.until("was interrupted by you")
+    finally:
+        session.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import subprocess
@@ -18,8 +19,9 @@ from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.knowledge.log_signatures import SIGNATURES
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmClient, SlurmRefused, Submission
 from slurm_watchdog.standalone.local_slurm import LocalLauncher, LocalSlurm
-from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.machine import LAST_S
+from slurm_watchdog.supervisor.parent import PR_SET_CHILD_SUBREAPER, become_subreaper
+from slurm_watchdog.supervisor.placement import Allocation
 from slurm_watchdog.supervisor.state import Settings
 
 LOOP = "echo run $SLURM_WATCHDOG_RESTARTS $SLURM_WATCHDOG_JOB_ID; while :; do sleep 0.05; done"
@@ -148,7 +150,7 @@ def test_command_that_ignores_sigterm_is_killed_with_all_its_children(tmp_path: 
 
 def test_end_of_a_stopped_process_lets_it_end_by_its_own_handler(tmp_path: Path) -> None:
     async def talk(job: LocalSlurm) -> None:
-        job._run = replace(job._run, settings=replace(job._run.settings, kill_wait_s=10.0))
+        job.supervisor.run = replace(job._run, settings=replace(job._run.settings, kill_wait_s=10.0))
         await until(lambda: lines(job))
         await job.send_signal("77", "STOP", SignalTo.FULL)
         await until(lambda: all(each.status() == "stopped" for each in job.launcher.processes()))
@@ -157,6 +159,24 @@ def test_end_of_a_stopped_process_lets_it_end_by_its_own_handler(tmp_path: Path)
         assert lines(job)[-1] == "saved"
 
     with_job(tmp_path, "trap 'echo saved; exit' TERM; " + LOOP, talk)
+
+
+def test_who_saves_after_the_end_of_its_shell_is_asked_once_and_waited_for(tmp_path: Path) -> None:
+    async def talk(job: LocalSlurm) -> None:
+        await until(lambda: "ready" in lines(job))
+        job.ask(signal.SIGTERM, ends=True)
+        await asyncio.wait_for(job.over.wait(), 20)
+        assert [line for line in lines(job) if line != "Terminated"] == ["ready", "asked", "saved"]
+
+    (tmp_path / "trainer.sh").write_text(
+        "trap 'echo asked; asked=1' TERM; echo ready; while [ -z \"$asked\" ]; do sleep 0.05; done; "
+        "for i in 1 2 3 4 5; do sleep 0.1; done; echo saved"
+    )
+    become_subreaper()
+    try:
+        with_job(tmp_path, f"sh {tmp_path}/trainer.sh & wait", talk)
+    finally:
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
 def test_a_failure_is_run_again_as_often_as_was_said_and_keeps_its_code(tmp_path: Path) -> None:
@@ -265,6 +285,7 @@ def test_levers_that_one_machine_lacks_are_refused_for_good(tmp_path: Path) -> N
         node = await job.read_node("here")
         assert node is not None
         refused = (
+            job.hold("77"),
             job.set_excluded_nodes("77", ["here"]),
             job.read_script("77"),
             job.submit(Submission(script=b"", uid=0, workdir="/")),
@@ -272,7 +293,6 @@ def test_levers_that_one_machine_lacks_are_refused_for_good(tmp_path: Path) -> N
             job.undrain_node(node),
         )
         assert [await refusal(call) for call in refused] == [Refusal.NOT_BATCH] * len(refused)
-        assert await refusal(job.hold("77")) is Refusal.NOT_PENDING
 
     with_job(tmp_path, LOOP, talk)
 
@@ -301,7 +321,7 @@ def test_a_function_of_the_script_is_a_command_and_gets_the_signals_that_do_not_
     body = '() {  echo "run $1"; sh -c "trap \'echo asked; exit 3\' USR1; while :; do sleep 0.05; done"\n}'
 
     async def run() -> int | None:
-        job = local(tmp_path, "train", "now", environ={"BASH_FUNC_train%%": body})
+        job = local(tmp_path, "bash", "-c", '"$@"', "run", "train", "now", environ={"BASH_FUNC_train%%": body})
         await job.start()
         await until(lambda: lines(job) == ["run now"] and len(job.launcher.processes()) > 2)
         job.ask(signal.SIGUSR1, ends=False)

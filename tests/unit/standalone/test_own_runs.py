@@ -169,7 +169,6 @@ def test_a_run_greets_with_its_places_and_sums_up_what_happened(tmp_path: Path) 
     assert lines[0] == (
         "slurm-watchdog run: python train.py ended with exit code 0 after 2 h 00 min: 1 restart, 1 incident, 9 to 12 steps lost"
     )
-    assert lines[1].startswith(f"  {INCIDENT.id}: ") and "first new step 21" in lines[1]
     assert lines[-1] == f"  history    slurm-watchdog incidents --journal {tmp_path}"
 
 

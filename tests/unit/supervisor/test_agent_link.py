@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.processes.supervisor_link import SupervisorLink
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.supervisor import FromAgent, RestartOrder
-from slurm_watchdog.supervisor.agent_link import AgentLink
+from slurm_watchdog.supervisor.service import AgentLink
 from tests.builders.supervisor_links import JOB, RUN, STATUS, link_at, rows
 
 ORDER = RestartOrder(decision="d1", step_id="0", start=1)

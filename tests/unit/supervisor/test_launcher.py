@@ -14,9 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.launcher import Launcher, catches, receivers
-from slurm_watchdog.supervisor.placement import Placement
+from slurm_watchdog.supervisor.placement import Allocation, Placement
 
 
 @contextmanager
@@ -24,7 +23,9 @@ def command(tmp_path: Path, script: str) -> Iterator[list[psutil.Process]]:
     """A shell and what it starts; `srun` is a sleep of that name."""
     srun = tmp_path / "srun"
     srun.symlink_to("/bin/sleep")
-    with subprocess.Popen(["bash", "-c", f"{script} echo ready; wait", str(srun)], stdout=subprocess.PIPE) as shell:
+    with subprocess.Popen(
+        ["bash", "-c", f"{script} echo ready; read x; wait", str(srun)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as shell:
         assert shell.stdout is not None and shell.stdout.readline()
         own = psutil.Process(shell.pid)
         everyone = [own, *own.children(recursive=True)]
@@ -38,19 +39,19 @@ def command(tmp_path: Path, script: str) -> Iterator[list[psutil.Process]]:
 
 
 @pytest.mark.parametrize(
-    ("script", "function", "expected"),
+    ("script", "expected"),
     [
-        pytest.param("$0 60 &", False, "srun", id="srun hands it to its tasks"),
-        pytest.param("trap : USR1; $0 60 & $0 61 &", False, "bash", id="a script with a trap, or mpirun"),
-        pytest.param("trap : USR1; $0 60 & $0 61 &", True, "srun srun", id="a function: the trap is ours"),
-        pytest.param("trap : USR1; sleep 60 &", True, "sleep", id="a function without srun"),
-        pytest.param("sleep 60 &", False, "bash", id="a launcher without srun"),
-        pytest.param("trap : USR2; $0 60 &", False, "srun", id="a trap for another one"),
+        pytest.param("$0 60 &", "srun", id="srun hands it to its tasks"),
+        pytest.param("trap : USR1; $0 60 & $0 61 &", "bash", id="a script with a trap, or mpirun"),
+        pytest.param("$0 60 & $0 61 &", "srun srun", id="a function of the script"),
+        pytest.param("sleep 60 &", "sleep", id="a launcher, or a function, without srun"),
+        pytest.param("", "bash", id="a program"),
+        pytest.param("trap : USR2; $0 60 &", "srun", id="a trap for another one"),
     ],
 )
-def test_a_signal_goes_to_whom_it_would_have_gone(tmp_path: Path, script: str, function: bool, expected: str) -> None:
+def test_a_signal_goes_to_whom_it_would_have_gone(tmp_path: Path, script: str, expected: str) -> None:
     with command(tmp_path, script) as everyone:
-        found = receivers(everyone, everyone[0].pid, signal.SIGUSR1, function=function)
+        found = receivers(everyone, everyone[0].pid, signal.SIGUSR1)
         assert " ".join(each.name() for each in found) == expected
 
 

@@ -24,11 +24,14 @@ def looked(*directories: str, command: str = "", **environ: str) -> NodeLook:
 
 def test_a_directory_that_answers_and_one_that_is_gone(tmp_path: Path) -> None:
     look = looked(str(tmp_path), str(tmp_path / "gone"), SLURM_GPUS_ON_NODE="8")
-    assert look.directories[str(tmp_path)] == ""
-    assert look.directories[str(tmp_path / "gone")] == "No such file or directory"
-    assert (look.node, look.expected, look.late, list(tmp_path.iterdir())) == ("n1", 8, (), [])
+    assert look.problems == {str(tmp_path / "gone"): "No such file or directory"}
+    assert (look.node, look.expected, list(tmp_path.iterdir())) == ("n1", 8, [])
 
 
 def test_the_sites_command_says_its_code_and_last_line_and_one_that_hangs_is_ended() -> None:
-    assert looked(command="echo a; echo no cable >&2; exit 3").command == (3, "no cable")
-    assert looked(command="sleep 600").command == (124, "no end within 3.5 s")
+    def said(command: str) -> str:
+        return looked(command=command).problems.get("the site's check", "")
+
+    assert said("echo a; echo no cable >&2; exit 3") == "ended with 3: no cable"
+    assert said("sleep 600") == "has no end within 3.5 s"
+    assert said("echo fine") == ""

@@ -14,9 +14,8 @@ from slurm_watchdog.model.supervisor import (
     SupervisorState,
 )
 from slurm_watchdog.supervisor import machine
-from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.machine import Event, event, first, is_about_time, next_state, with_end
-from slurm_watchdog.supervisor.placement import NoSpare
+from slurm_watchdog.supervisor.placement import Allocation, NoSpare
 from slurm_watchdog.supervisor.state import (
     Action,
     Begin,
@@ -520,49 +519,33 @@ def test_a_command_that_ends_after_a_notice_leaves_the_rest_to_the_script() -> N
     assert long_ago.run.phase is Phase.PAUSING, "an earlier start was told"
 
 
-def test_a_lost_node_is_left_out_without_an_order_and_an_order_about_it_meanwhile_is_carried_out() -> None:
+def test_a_node_that_slurm_has_lost_is_left_out_of_the_start_after_the_failure() -> None:
     day = Day().runs()
-    assert day.on(event(machine.lost, ("n2",))) == [SignalSteps("TERM", ("0",)), Look(("n1", "n3", "n4"))]
-    assert day.order("0", ("n2",)) == []
-    day.on(event(machine.looked, {}))
-    day.ends(143)
+    day.ends(1)
+    day.on(machine.tick, 15)
+    day.on(event(machine.looked, {}, {"n2"}))
     assert day.started_on == ("n1", "n3", "n4")
     day.on(event(machine.steps_seen, ("1",)))
     status = status_of(day.run, 9)
-    assert (status.answer, status.restarts_left, status.avoided) == (OrderAnswer.STARTED, 2, ("n2",))
+    assert (status.restarts_left, status.avoided) == (2, ("n2",))
 
 
-@pytest.mark.parametrize(
-    ("day", "why"),
-    [
-        (Day(count=4), "no spare is left"),
-        (Day(max_restarts=0), "all of its 0 restarts are used up"),
-        (Day(end_at=65.0), "before the end of the job's time"),
-        (Day(count=4, least=4), "no spare is left"),
-    ],
-)
-def test_a_lost_node_without_which_the_command_cannot_run_is_a_requeue_or_the_end_of_the_job(
-    day: Day, why: str
-) -> None:
-    day.runs()
-    assert day.on(event(machine.lost, ("n2",))) == [Requeue()]
-    assert why in day.said[-1]
-    assert day.on(event(machine.lost, ("n2",))) == [Requeue()], "Slurm did not answer"
-    assert len(day.said) == 1
-    assert day.on(machine.not_requeued) == [SignalSteps("TERM", ("0",))]
+def test_a_lost_node_without_which_the_command_cannot_run_is_a_requeue_or_the_end_of_the_job() -> None:
+    day = Day(count=4).runs()
     day.ends(143)
+    day.on(machine.tick, 15)
+    assert day.on(event(machine.looked, {}, {"n2"})) == [Requeue()]
+    assert "Slurm has lost n2, and the command cannot be started again here (no spare is left" in day.said[-1]
+    assert day.on(machine.tick, 15) == [Look(("n1", "n3", "n4"))], "Slurm did not answer"
+    assert day.on(event(machine.looked, {})) == [Requeue()]
+    assert len([line for line in day.said if "cannot be started again here" in line]) == 1
+    assert day.on(machine.not_requeued) == []
     assert (day.run.phase, day.run.exit_code) == (Phase.OVER, 143)
 
 
 def test_a_command_that_can_run_on_fewer_nodes_does_so_where_no_spare_is_left() -> None:
     day = Day(count=4, least=2).runs()
-    day.on(event(machine.lost, ("n2",)))
-    day.on(event(machine.looked, {}))
     day.ends(143)
+    day.on(machine.tick, 15)
+    day.on(event(machine.looked, {}, {"n2"}))
     assert day.started_on == ("n1", "n3", "n4")
-
-
-def test_a_lost_node_changes_nothing_for_a_command_that_is_being_ended() -> None:
-    day = Day().runs()
-    day.on(event(machine.asked, TERM, ends=True))
-    assert day.on(event(machine.lost, ("n2",))) == []

@@ -6,8 +6,17 @@ import shlex
 
 import pytest
 
-from slurm_watchdog.supervisor.allocation import Allocation, is_in_job, read_allocation, repeated
-from slurm_watchdog.supervisor.placement import Addresses, NoSpare, arguments, choose, environment, mentions_address
+from slurm_watchdog.supervisor.placement import (
+    Allocation,
+    NoSpare,
+    arguments,
+    choose,
+    environment,
+    is_in_job,
+    least_nodes,
+    read_allocation,
+    repeated,
+)
 
 JOB = {
     "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_NODELIST": "n[1-4]", "SLURM_NNODES": "4",
@@ -216,47 +225,24 @@ def test_gpus_of_all_nodes_are_read_from_the_environment(given: dict[str, str], 
     assert read_allocation(job | given).gpus == gpus
 
 
-KNOWN = Addresses(
-    {"10.0.0.1": "n1", "10.1.0.1": "n1", "fd00::1": "n1", "10.0.0.2": "n2", "fd00::2": "n2"},
-    {"n1": ("10.0.0.1", "fd00::1"), "n2": ("fd00::2", "10.0.0.2")},
-)
+FIRST = {"10.0.0.1", "10.1.0.1", "fd00::1"}  # Of n1.
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("10.0.0.1", "10.0.0.2"),
-        ("10.1.0.1:29500", "10.0.0.2:29500"),
-        ("fd00::1", "fd00::2"),
-        ("[fd00:0::1]:29500", "[fd00::2]:29500"),
+        ("10.0.0.1", "n2"),
+        ("10.1.0.1:29500", "n2:29500"),
+        ("fd00::1", "n2"),
+        ("[fd00:0::1]:29500", "n2:29500"),
         ("10.0.0.9", "10.0.0.9"),
         ("10.0.0.2:29500", "10.0.0.2:29500"),
     ],
 )
-def test_an_ip_address_of_rank_0s_node_follows_it(given: str, expected: str) -> None:
+def test_an_ip_address_of_rank_0s_node_becomes_the_name_of_the_new_one(given: str, expected: str) -> None:
     placement = choose(FIVE, 4, avoided={"n1"})
-    assert arguments(["--rdzv-endpoint", given], FIVE, placement, KNOWN)[1] == expected
-    assert environment(FIVE, placement, {"MASTER_ADDR": given}, KNOWN).get("MASTER_ADDR", given) == expected
-
-
-def test_a_new_first_node_without_a_known_address_is_named() -> None:
-    placement = choose(FIVE, 3, avoided={"n1", "n2"})
-    assert arguments(["--master_addr=10.0.0.1"], FIVE, placement, KNOWN) == ("--master_addr=n3",)
-
-
-@pytest.mark.parametrize(
-    ("command", "environ", "expected"),
-    [
-        (["--master_addr", "10.0.0.1"], {}, True),
-        (["bash", "-c", "torchrun --rdzv_endpoint=[fd00::1]:29500"], {}, True),
-        (["train"], {"MASTER_ADDR": "fd00::1"}, True),
-        (["train", "--master_addr=n1:29500"], {"MASTER_ADDR": "n1", "SSH_CLIENT": "10.0.0.1 22"}, False),
-    ],
-)
-def test_nodes_are_resolved_only_where_the_script_writes_an_address(
-    command: list[str], environ: dict[str, str], expected: bool
-) -> None:
-    assert mentions_address(command, environ) is expected
+    assert arguments(["--rdzv-endpoint", given], FIVE, placement, FIRST)[1] == expected
+    assert environment(FIVE, placement, {"MASTER_ADDR": given}, FIRST).get("MASTER_ADDR", given) == expected
 
 
 @pytest.mark.parametrize(
@@ -289,7 +275,20 @@ def test_rank_0s_host_is_found_in_urls_and_in_variables_that_options_hold(given:
 def test_an_ip_address_in_a_url_follows_it() -> None:
     placement = choose(FIVE, 4, avoided={"n1"})
     words = ["--dist-url=tcp://10.0.0.1:29500", "--init_method", "tcp://[fd00::1]:29500"]
-    assert arguments(words, FIVE, placement, KNOWN) == (
-        "--dist-url=tcp://10.0.0.2:29500", "--init_method", "tcp://[fd00::2]:29500",
-    )  # fmt: skip
+    assert arguments(words, FIVE, placement, FIRST) == ("--dist-url=tcp://n2:29500", "--init_method", "tcp://n2:29500")
     assert environment(FIVE, placement, {"DIST_URL": "tcp://n1:29500"}) == {"DIST_URL": "tcp://n2:29500"}
+
+
+@pytest.mark.parametrize(
+    ("command", "least"),
+    [
+        ("srun torchrun --nnodes=2:4 train.py", 2),
+        ("srun torchrun --nnodes 1:8 train.py", 1),
+        ("srun bash -c 'torchrun --nnodes=2:4 train.py'", 2),
+        ("srun torchrun --nnodes=4:4 train.py", 4),
+        ("srun torchrun --nnodes=4 train.py", 4),
+        ("srun python train.py --time 1:30", 4),
+    ],
+)
+def test_how_few_nodes_a_command_can_run_on_is_its_own_word(command: str, least: int) -> None:
+    assert least_nodes(command.split(), 4) == least

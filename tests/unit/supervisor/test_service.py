@@ -10,10 +10,9 @@ import pytest
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.supervisor import FromAgent, OrderAnswer, RestartOrder
-from slurm_watchdog.supervisor.allocation import Allocation
-from slurm_watchdog.supervisor.launcher import Launcher
-from slurm_watchdog.supervisor.parent import SharedPid
-from slurm_watchdog.supervisor.service import NO_AGENT_S, JobSupervisor, is_our_switch
+from slurm_watchdog.supervisor.launcher import Launcher, is_our_switch
+from slurm_watchdog.supervisor.placement import Allocation
+from slurm_watchdog.supervisor.service import JobSupervisor
 from slurm_watchdog.supervisor.state import Settings
 
 
@@ -21,42 +20,30 @@ def supervisor_of_a_job() -> JobSupervisor:
     allocation = Allocation(job_id="7", nodes=("n1",), batch_host="n1")
     launcher = Launcher(("true",), allocation, {"PATH": "/nonexistent"})
     settings = Settings(allocation=allocation, count=1, least=1, max_restarts=0)
-    return JobSupervisor(settings, launcher, {}, SharedPid())
+    return JobSupervisor(settings, launcher)
 
 
 def close(mine: JobSupervisor) -> None:
-    mine._voice.close()
+    mine.voice.close()
     mine.launcher.close()
 
 
-def said_after(
-    age_s: float, connected: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> str:
-    """What `age_s` after its start a supervisor says in three looks."""
-    mine = supervisor_of_a_job()
-    mine.link.was_connected = connected
-    monkeypatch.setattr(mine, "_missed_at", clock.monotonic() - age_s + NO_AGENT_S)
-    for _ in range(3):
-        mine._poll()
-    close(mine)
-    return capfd.readouterr().err
-
-
-def test_that_no_agent_is_there_is_said_once_after_a_minute(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("connected", [False, True])
+def test_that_no_agent_is_there_is_said_once(connected: bool, capfd: pytest.CaptureFixture[str]) -> None:
     line = (
         "slurm-watchdog: no agent has been seen on this node: only a command that fails is started again; "
         "`slurm-watchdog run --alone` watches for hangs itself\n"
     )
-    assert said_after(NO_AGENT_S + 1, False, capfd, monkeypatch) == line
-    assert said_after(NO_AGENT_S - 30, False, capfd, monkeypatch) == ""
-    assert said_after(NO_AGENT_S + 1, True, capfd, monkeypatch) == ""
+    mine = supervisor_of_a_job()
+    mine.link.was_connected = connected
+    asyncio.run(mine.miss_agent(0.0))
+    close(mine)
+    assert capfd.readouterr().err == ("" if connected else line)
 
 
 def handle(mine: JobSupervisor) -> None:
-    while not mine._events.empty():
-        asyncio.run(mine._handle(mine._events.get_nowait()))
+    while not mine.supervisor._events.empty():
+        asyncio.run(mine.supervisor.handle(mine.supervisor._events.get_nowait()))
 
 
 def test_an_order_is_answered_once_however_often_it_is_heard_and_none_while_another_supervisor_lives() -> None:
@@ -67,7 +54,7 @@ def test_an_order_is_answered_once_however_often_it_is_heard_and_none_while_anot
         FromAgent(order=order, given_at=clock.wall()), FromAgent(beside=11), FromAgent(order=order, given_at=clock.wall()),
         FromAgent(order=RestartOrder(decision="d2", step_id="9", start=1), given_at=clock.wall()), FromAgent(beside=0),
     ):  # fmt: skip
-        mine._hear(said)
+        mine.hear(said)
         handle(mine)
         assert mine._said is not None
         answers.append((mine._said.order, mine._said.answer, mine._said.beside))

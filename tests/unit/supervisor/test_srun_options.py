@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.supervisor.srun import Plan, parse, rewrite
+from slurm_watchdog.supervisor.srun import CALLS, PLAN, Plan, parse, program, rewrite
 
 ON_A_SPARE = Plan(
     job_id="7", srun="/usr/bin/srun", directory="/tmp/x", nodes=("n1", "n3", "n4"), left_out=("n2", "n5"), tasks=6,
@@ -23,26 +27,26 @@ def placed(line: str, plan: Plan = ON_A_SPARE) -> str:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("python train.py", f"{ADDED} --nodes=3 --no-kill python train.py"),
-        ("-N5 -n10 python train.py -N 5", f"{ADDED} --nodes=3 --ntasks=6 --no-kill python train.py -N 5"),
-        ("-N 5 --ntasks=10 -u x", f"{ADDED} --nodes=3 --ntasks=6 --no-kill -u x"),
-        ("--nodes=3 --ntasks 6 x", f"{ADDED} --nodes=3 --no-kill --ntasks 6 x"),
-        ("--ntask=10 x", f"{ADDED} --nodes=3 --ntasks=6 --no-kill x"),
-        ("--gpus=40 x", f"{ADDED} --nodes=3 --gpus=24 --no-kill x"),
-        ("-Ga100:40 -n10 x", f"{ADDED} --nodes=3 --ntasks=6 --gpus=a100:24 --no-kill x"),
-        ("-G a100:10,h100:30 x", f"{ADDED} --nodes=3 --gpus=a100:6,h100:18 --no-kill x"),
-        ("-n5 --ntasks-per-node=1 x", f"{ADDED} --nodes=3 --ntasks=3 --no-kill --ntasks-per-node=1 x"),
-        ("-N5 -n5 x", f"{ADDED} --nodes=3 --ntasks=3 --no-kill x"),
-        ("--gpus=24 x", f"{ADDED} --nodes=3 --no-kill --gpus=24 x"),
-        ("-lN5 x", f"{ADDED} --nodes=3 --no-kill -l x"),
-        ("--nodes=2-5 x", f"{ADDED} --nodes=2-3 --no-kill x"),
-        ("-n10 x", f"{ADDED} --nodes=3 --ntasks=6 --no-kill x"),
-        ("--no-kill -K -x n9 x", "--exclude=n9,n2,n5 --nodes=3 --no-kill -K x"),
+        ("python train.py", f"{ADDED} --nodes=3 python train.py"),
+        ("-N5 -n10 python train.py -N 5", f"{ADDED} --nodes=3 --ntasks=6 python train.py -N 5"),
+        ("-N 5 --ntasks=10 -u x", f"{ADDED} --nodes=3 --ntasks=6 -u x"),
+        ("--nodes=3 --ntasks 6 x", f"{ADDED} --nodes=3 --ntasks 6 x"),
+        ("--ntask=10 x", f"{ADDED} --nodes=3 --ntasks=6 x"),
+        ("--gpus=40 x", f"{ADDED} --nodes=3 --gpus=24 x"),
+        ("-Ga100:40 -n10 x", f"{ADDED} --nodes=3 --ntasks=6 --gpus=a100:24 x"),
+        ("-G a100:10,h100:30 x", f"{ADDED} --nodes=3 --gpus=a100:6,h100:18 x"),
+        ("-n5 --ntasks-per-node=1 x", f"{ADDED} --nodes=3 --ntasks=3 --ntasks-per-node=1 x"),
+        ("-N5 -n5 x", f"{ADDED} --nodes=3 --ntasks=3 x"),
+        ("--gpus=24 x", f"{ADDED} --nodes=3 --gpus=24 x"),
+        ("-lN5 x", f"{ADDED} --nodes=3 -l x"),
+        ("--nodes=2-5 x", f"{ADDED} --nodes=2-3 x"),
+        ("-n10 x", f"{ADDED} --nodes=3 --ntasks=6 x"),
+        ("-K -x n9 x", "--exclude=n9,n2,n5 --nodes=3 -K x"),
         (
             "--kill-on-bad-exit=1 --wait 60 --label x",
-            f"{ADDED} --nodes=3 --no-kill --kill-on-bad-exit=1 --wait 60 --label x",
+            f"{ADDED} --nodes=3 --kill-on-bad-exit=1 --wait 60 --label x",
         ),
-        ("-- -x", f"{ADDED} --nodes=3 --no-kill -- -x"),
+        ("-- -x", f"{ADDED} --nodes=3 -- -x"),
     ],
 )
 def test_srun_over_the_whole_job_goes_to_the_nodes_of_the_start(line: str, expected: str) -> None:
@@ -54,23 +58,23 @@ def test_srun_over_the_whole_job_goes_to_the_nodes_of_the_start(line: str, expec
     [("-N1 -n1 python prepare.py", "n1"), ("-n1 python prepare.py", "n1"), ("--nodes=2 --ntasks=4 x", "n1,n3")],
 )
 def test_srun_that_asks_for_less_keeps_its_numbers(line: str, nodes: str) -> None:
-    assert placed(line) == f"{ADDED} --nodelist={nodes} --no-kill {line}"
+    assert placed(line) == f"{ADDED} --nodelist={nodes} {line}"
 
 
 def test_small_steps_side_by_side_get_nodes_of_their_own_while_there_are_any() -> None:
     assert rewrite(["-N1", "x"], ON_A_SPARE, {"n1"}).nodes == ("n3",)
     assert "--nodelist=n3,n4" in rewrite(["-N2", "x"], ON_A_SPARE, {"n1"}).arguments
-    assert rewrite(["-N2", "x"], ON_A_SPARE, {"n1", "n3"}).arguments == (ADDED, "--no-kill", "-N2", "x")
+    assert rewrite(["-N2", "x"], ON_A_SPARE, {"n1", "n3"}).arguments == (ADDED, "-N2", "x")
     assert rewrite(["x"], ON_A_SPARE, {"n1"}).nodes == ON_A_SPARE.nodes
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("-w n[1-5] x", f"{ADDED} --nodelist=n1,n3,n4 --no-kill x"),
-        ("-w n1,n2,n3 -N3 x", f"{ADDED} --nodelist=n1,n3,n4 --nodes=3 --no-kill x"),
-        ("-w n1 -N1 x", f"{ADDED} --no-kill -w n1 -N1 x"),
-        ("--nodelist=n1,n2 x", f"{ADDED} --nodelist=n1 --no-kill x"),
+        ("-w n[1-5] x", f"{ADDED} --nodelist=n1,n3,n4 x"),
+        ("-w n1,n2,n3 -N3 x", f"{ADDED} --nodelist=n1,n3,n4 --nodes=3 x"),
+        ("-w n1 -N1 x", f"{ADDED} -w n1 -N1 x"),
+        ("--nodelist=n1,n2 x", f"{ADDED} --nodelist=n1 x"),
     ],
 )
 def test_srun_with_a_list_of_nodes_has_those_of_the_start_in_it(line: str, expected: str) -> None:
@@ -82,8 +86,8 @@ def test_srun_with_a_list_of_nodes_has_those_of_the_start_in_it(line: str, expec
     [
         ("-N4 x", "this start has 3"),
         ("-w n2 x", "none of these"),
-        ("-w ./hosts x", "its file of nodes cannot be read"),
-        ("-F hosts x", "its file of nodes cannot be read"),
+        ("-w ./hosts x", "a file of nodes"),
+        ("-F hosts x", "a file of nodes"),
         ("-m arbitrary -w n1,n1,n2 x", "arbitrary"),
         ("--distrib=arbitrary:block -n6 x", "arbitrary"),
         ("-x /etc/hosts x", "names a file"),
@@ -110,9 +114,9 @@ def test_srun_beside_an_older_step_overlaps_it_unless_it_wants_to_be_alone() -> 
     assert "--overlap" not in rewrite(["--exclusive", "x"], again).arguments
 
 
-def test_srun_on_all_nodes_of_a_job_gets_no_kill_and_nothing_else() -> None:
+def test_srun_on_all_nodes_of_a_job_stays_as_it_is() -> None:
     everywhere = ON_A_SPARE._replace(nodes=("n1", "n2"), left_out=())
-    assert placed("-N2 --relative=1 x", everywhere) == "--no-kill -N2 --relative=1 x"
+    assert placed("-N2 --relative=1 x", everywhere) == "-N2 --relative=1 x"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +141,7 @@ def test_options_of_srun_end_where_its_command_begins(line: str, command: str) -
 
 def test_options_of_a_container_reach_srun_as_they_are() -> None:
     line = "--container-image=/images/torch.sqsh --container-mounts=/data:/data --no-container-mount-home python x"
-    assert placed(line) == f"{ADDED} --nodes=3 --no-kill {line}"
+    assert placed(line) == f"{ADDED} --nodes=3 {line}"
 
 
 def test_gpus_of_a_smaller_step_and_of_a_job_without_a_number_stay() -> None:
@@ -150,4 +154,21 @@ def test_variables_that_place_tasks_count_as_the_options_do() -> None:
     assert "arbitrary" in rewrite(["-n6", "x"], ON_A_SPARE, environ={"SLURM_DISTRIBUTION": "arbitrary"}).unmet
     assert "file of nodes" in rewrite(["-n6", "x"], ON_A_SPARE, environ={"SLURM_HOSTFILE": "hosts"}).unmet
     everywhere = ON_A_SPARE._replace(nodes=("n1", "n2"), left_out=())
-    assert rewrite(["x"], everywhere, environ={"SLURM_HOSTFILE": "hosts"}).arguments == ("--no-kill", "x")
+    assert rewrite(["x"], everywhere, environ={"SLURM_HOSTFILE": "hosts"}).arguments == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"), [("-n10 x", f"{ADDED} --nodes=3 --ntasks=6 x"), ("-w ./hosts x", "-w ./hosts x")]
+)
+def test_our_srun_becomes_the_real_one(tmp_path: Path, line: str, expected: str) -> None:
+    (tmp_path / CALLS).mkdir()
+    real, ours = tmp_path / "real", tmp_path / "srun"
+    real.write_text('#!/bin/sh\necho "$@"\n')
+    ours.write_text(program())
+    for each in (real, ours):
+        each.chmod(0o700)
+    (tmp_path / PLAN).write_text(json.dumps(ON_A_SPARE._replace(srun=str(real), directory=str(tmp_path))._asdict()))
+    environ = {**os.environ, "SLURM_JOB_ID": "7"}
+    done = subprocess.run([ours, *shlex.split(line)], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{expected}\n"
+    assert ("srun is called as it is written, for a file of nodes" in done.stderr) is (line == expected)

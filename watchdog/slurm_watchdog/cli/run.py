@@ -16,7 +16,7 @@ from click.core import ParameterSource
 from slurm_watchdog.cli.options import Asked, Refusal, command, load_or_exit, warn
 
 if TYPE_CHECKING:
-    from slurm_watchdog.supervisor.allocation import Allocation
+    from slurm_watchdog.supervisor.placement import Allocation
     from slurm_watchdog.supervisor.service import Wanted
 
 OF_JOB = ("act", "listen", "page", "kill_switch")  # Options that go with `--job` alone.
@@ -86,10 +86,11 @@ def run(asked: Asked, words: tuple[str, ...], **options: object) -> NoReturn:
         raise click.UsageError("name a COMMAND; --act, --kill-switch, --listen and --page are for a --job")
     from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
     from slurm_watchdog.supervisor import service as supervisor
-    from slurm_watchdog.supervisor.allocation import is_in_job, node_count, read_allocation
-    from slurm_watchdog.supervisor.launcher import is_function
+    from slurm_watchdog.supervisor.placement import is_in_job, node_count, read_allocation
 
-    if shutil.which(words[0]) is None and not is_function(words[0], os.environ):
+    if f"BASH_FUNC_{words[0]}%%" in os.environ:  # a function that the script exports
+        words = ("bash", "-c", '"$@"', "slurm-watchdog run", *words)
+    if shutil.which(words[0]) is None:
         refuse(_why_not_started(words[0]))
     allocation = None
     try:

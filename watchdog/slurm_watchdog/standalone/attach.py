@@ -36,7 +36,7 @@ from slurm_watchdog.notify.notification import Caller
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.standalone import report
-from slurm_watchdog.standalone.run import DETECTORS_OFF, ended, free_port, watched, with_values
+from slurm_watchdog.standalone.run import ended, free_port, own_config, watched
 
 log = logging.getLogger(__name__)
 
@@ -111,11 +111,7 @@ def _configuration(wanted: AttachRequest, listen: str) -> Config:
     words = read_slurm_config("")[0].get("AuthInfo", "").split(",")
     munged = next((word.removeprefix("socket=") for word in words if word.startswith("socket=")), "")
     directory, own_uid = wanted.directory, str(os.geteuid())
-    jobs: dict[str, Any] = {
-        "kill_switch": str(directory / "kill-{job_id}.{restarts}"),
-        "kill_switch_prefixes": (str(directory),),
-        "partitions": (),
-    }
+    jobs: dict[str, Any] = {"kill_switch": str(directory / "kill-{job_id}.{restarts}")}
     if wanted.kill_switch or base.jobs.kill_switch != Config().jobs.kill_switch:
         template = wanted.kill_switch or base.jobs.kill_switch
         # Who attaches names the place himself, and writes there with no right but his own.
@@ -123,32 +119,16 @@ def _configuration(wanted: AttachRequest, listen: str) -> Config:
         named = (place,) if problem_of_prefix(place, hidden=True) is None else ()
         prefixes = (str(directory), *base.jobs.kill_switch_prefixes, *named)
         jobs |= {"kill_switch": template, "kill_switch_prefixes": prefixes}
-    own = {
-        "controller_urls": (f"http://{listen}",),
-        "restart": "all" if wanted.act else "never",
-        "agent": {
-            "node_name": "auto",
-            "metrics_directory": "",
-            "state_directory": "",
-            "give_up_after": GIVE_UP_AFTER_S,
-        },
-        "controller": {
-            "listen": listen,
-            "page_listen": wanted.page_listen,
-            "socket_group": "",
-            "socket": str(directory / "controller.sock"),
-            "state_directory": str(directory),
-        },
-        "security": {
-            "mode": "munge",
-            "controller_user": own_uid,
-            "agent_user": own_uid,
+    config = own_config(
+        base, directory, act=wanted.act, page_listen=wanted.page_listen, jobs=jobs,
+        controller_urls=(f"http://{listen}",),
+        agent={"node_name": "auto", "give_up_after": GIVE_UP_AFTER_S},
+        controller={"listen": listen},
+        security={
+            "mode": "munge", "controller_user": own_uid, "agent_user": own_uid,
             "munge_socket": base.security.munge_socket or munged,
         },
-        "jobs": jobs,
-        "detectors": {kind: {"enabled": False} for kind in DETECTORS_OFF},
-    }
-    config = with_values(base, own)
+    )  # fmt: skip
     (directory / AGENTS_SETTINGS).write_bytes(msgspec.json.encode(settings_of(config)))
     return config
 

@@ -10,8 +10,9 @@ import os
 import pwd
 import shlex
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from signal import Signals
 from typing import NoReturn
 
 from msgspec.structs import replace
@@ -19,20 +20,18 @@ from msgspec.structs import replace
 from slurm_watchdog.base import clock
 from slurm_watchdog.knowledge.launchers import HEARTBEAT_VARIABLE
 from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmView
-from slurm_watchdog.model.slurm_states import OVER, REQUEUED
+from slurm_watchdog.model.slurm_states import OVER
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused
 from slurm_watchdog.standalone.terminal import Terminal
 from slurm_watchdog.supervisor import machine
-from slurm_watchdog.supervisor.allocation import Allocation
-from slurm_watchdog.supervisor.endings import TAIL_BYTES
-from slurm_watchdog.supervisor.engine import Supervisor
+from slurm_watchdog.supervisor.endings import TAIL_BYTES, code_words
+from slurm_watchdog.supervisor.engine import QUICK_POLL_S, Supervisor
 from slurm_watchdog.supervisor.launcher import Launcher, Streams, send
-from slurm_watchdog.supervisor.placement import Placement
-from slurm_watchdog.supervisor.state import Phase, Settings
+from slurm_watchdog.supervisor.placement import Allocation, Placement
+from slurm_watchdog.supervisor.state import Phase, Run, Settings
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.2
 ONE_RANK = {"SLURM_WATCHDOG_RANK": "0", "SLURM_WATCHDOG_LOCAL_RANK": "0", "SLURM_WATCHDOG_WORLD_SIZE": "1"}
 """For a program that is alone; one that Slurm starts on several nodes has ranks of its own."""
 
@@ -49,7 +48,9 @@ class LocalLauncher(Launcher):
         has_steps = len(allocation.nodes) > 1
         super().__init__(command, allocation, environ, check=check, checkpoints=checkpoints, has_steps=has_steps)
         self.command, self.output, self.errors = tuple(command), output, errors
-        self.terminal = Terminal()  # Takes the place of its input and of these files, as far as ours are a terminal.
+        self.terminal = Terminal(
+            self.group
+        )  # Takes the place of its input and of these files, as far as ours are a terminal.
         self._kill_switch, self._job_id, self.errors_at = kill_switch, allocation.job_id, 0
 
     async def environment(self, placement: Placement, starts: int) -> dict[str, str]:
@@ -66,130 +67,117 @@ class LocalLauncher(Launcher):
         with contextlib.suppress(FileNotFoundError):
             self.errors_at = self.errors.stat().st_size
         with contextlib.ExitStack() as opened:
-            given: list[int] = [opened.enter_context(self.input.of_start(starts))]
+            given = [self.input.of_start(starts)]
             given += [opened.enter_context(each.open("ab")).fileno() for each in (self.output, self.errors)]
-            terminal = self.terminal
-            if not terminal.fds:
-                yield given[0], given[1], given[2], None
-                return
-            slave = terminal.begin(given[1] if 1 in terminal.fds else given[2] if 2 in terminal.fds else 0)
-            opened.callback(os.close, slave)
-            for fd in terminal.fds:
-                given[fd] = slave
-            yield given[0], given[1], given[2], lambda: terminal.in_child(slave)
+            terminal, before = self.terminal, None
+            if terminal.fds:
+                terminal.follow()
+                before = terminal.in_child
+            if terminal.is_read():
+                given[0] = 0
+            if printed := [fd for fd in (1, 2) if fd in terminal.fds]:
+                slave = terminal.begin(given[printed[0]])
+                opened.callback(os.close, slave)
+                for fd in printed:
+                    given[fd] = slave
+            yield given[0], given[1], given[2], before
 
-    def say_signal(self, pid: int, number: int) -> None:
+    def ended(self, process: asyncio.subprocess.Process, *, expected: bool) -> None:
         """A process that a signal ends has no last words: a line like a shell's, below its own."""
-        words = signal.strsignal(number) or f"Signal {number}"
-        with contextlib.suppress(OSError), self.errors.open("a") as lines:
-            lines.write(f"slurm-watchdog run: line 1: {pid} {words:<22} {shlex.join(self.command)}\n")
+        super().ended(process, expected=expected)
+        self.terminal.drain()
+        number = -(process.returncode or 0)
+        if number > 0 and not expected:
+            words = signal.strsignal(number) or f"Signal {number}"
+            with contextlib.suppress(OSError), self.errors.open("a") as lines:
+                lines.write(f"slurm-watchdog run: line 1: {process.pid} {words:<22} {shlex.join(self.command)}\n")
+
+    async def is_switched(self) -> bool:
+        """No order follows: our own controller starts it again."""
+        return False
+
+    async def tail(self) -> str:
+        with contextlib.suppress(OSError), self.errors.open("rb") as lines:
+            lines.seek(max(self.errors_at, lines.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return lines.read(TAIL_BYTES).decode(errors="replace")
+        return ""
+
+    async def forward(self, number: int, steps: Sequence[str]) -> None:
+        if number != signal.SIGINT:
+            await super().forward(number, steps)
+        elif self.has_steps and steps:
+            await self.signal_steps("INT", steps)
+        else:
+            self.signal_foreground(number)
+
+    def group(self) -> int | None:
+        """The command's process group, to which a terminal would send its signals; None: it does not run. In the pause
+        before a start the number may be another's."""
+        return self.pid if self.processes() else None
 
     def signal_foreground(self, number: int) -> None:
-        """As a key of a terminal does: to the command's process group, or to that which has its terminal."""
-        if not self.processes():
-            return  # in the pause before a start the number may be another's
-        if pid := self.terminal.group() or self.pid:
+        """As a key of a terminal does."""
+        if pid := self.group():
             with contextlib.suppress(OSError):
                 os.killpg(pid, number)
 
 
-class LocalSlurm(Supervisor):
+class LocalSlurm:
     """The command, and what the controller may ask of Slurm about it."""
-
-    launcher: LocalLauncher
 
     def __init__(self, settings: Settings, launcher: LocalLauncher, node: str):
         """`node`: what this machine is called."""
-        super().__init__(settings, launcher, [str(launcher.output), str(launcher.errors)])
-        self.job_id, self.node = settings.allocation.job_id, node
+        self.launcher, self.job_id, self.node = launcher, settings.allocation.job_id, node
+        self.supervisor = Supervisor(settings, launcher, lambda text: log.warning("%s", text), self._changed)
         self.start_at: float | None = None
         self.over = asyncio.Event()  # Set while the job has ended and will not be restarted.
-        self.last_good: Callable[[str], str] = lambda named: named
-        """The checkpoint to name to the next start, given the one that was named to this; empty: none."""
-        self.interrupts = self._finished = 0  # The latter: the start that has ended well, before that is handled.
+        self._starts = self.interrupts = 0
+        self._follows: asyncio.Task[None] | None = None
         self._user = f"uid {os.getuid()}"  # of a container that has no names
         with contextlib.suppress(KeyError):
             self._user = pwd.getpwuid(os.getuid()).pw_name
+
+    @property
+    def _run(self) -> Run:
+        return self.supervisor.run
 
     # ------------------------------------------------------------------------------------ life
 
     async def start(self) -> None:
         """Starts the command, and follows it from then on. Raises OSError if it cannot be started at all."""
-        await self._prepare()
-        while self._run.phase is Phase.LOOKING:
-            await self._handle(await self._next())
-        if self.start_at is None:
-            await self._handle(await self._next())
+        await self.supervisor.begin()
+        while self.launcher.pid is None and self._run.phase is not Phase.OVER:
+            await self.supervisor.next()
+        if self.launcher.pid is None:
             raise OSError(self._run.words)
-        self._spawn(self._follow())
+        self._follows = asyncio.create_task(self._follow())
 
     async def _follow(self) -> None:
         while True:
-            await self._handle(await self._next())
+            await self.supervisor.next()
 
     async def close(self) -> None:
         """Nothing that the command has started outlives it: SIGTERM to all, SIGKILL after a while."""
-        for task in self._tasks:
-            task.cancel()
+        self.supervisor.cancel()
+        if self._follows is not None:
+            self._follows.cancel()
         end, name = clock.monotonic() + self._run.settings.kill_wait_s, "TERM"
         while self.launcher.processes():
             if name:
                 self.launcher.signal_tree(name)
             name = "KILL" if clock.monotonic() >= end else ""
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(QUICK_POLL_S)
             self.launcher.reap()
         self.launcher.terminal.close()
         self.launcher.close()
 
-    def _changed(self) -> None:
-        if self._run.phase is Phase.OVER:
+    def _changed(self, run: Run) -> None:
+        if run.starts != self._starts:
+            self._starts, self.start_at = run.starts, clock.wall()
+        if run.phase is Phase.OVER:
             self.over.set()
         else:
             self.over.clear()
-
-    def _say(self, text: str) -> None:
-        log.warning("%s", text)
-
-    def _begun(self, pid: int) -> None:
-        self.start_at = clock.wall()
-
-    async def _gone(self, process: asyncio.subprocess.Process, by_itself: bool) -> None:
-        self.launcher.terminal.drain()
-        if by_itself or not self._run.requeued:
-            self._run = replace(self._run, resume_from=self.last_good(self._run.resume_from))
-        code = process.returncode or 0
-        self._finished = self._run.starts if by_itself and code == 0 else 0
-        if code < 0 and by_itself and self._run.asked_at is None and not self.is_interrupted():
-            self.launcher.say_signal(process.pid, -code)
-        # What it has started has as long as it had: a shell hears SIGTERM at once, and its trainer saves.
-        ending = not by_itself or self._run.asked_at is not None
-        while ending and self.launcher.pid == process.pid and self.launcher.processes():
-            self.launcher.reap()
-            await asyncio.sleep(POLL_S)
-
-    async def _look(self, nodes: tuple[str, ...]) -> None:
-        """On one machine no start stands beside what is left of the one before, which has as long to end as it had."""
-        settings, starts = self._run.settings, self._run.starts
-        told_s = 0.0 if self._run.phase is Phase.ENDING else settings.restart_delay_s  # since SIGTERM
-        kill_at = clock.monotonic() + settings.kill_wait_s - told_s
-        while settings.patient and starts and starts == self._run.starts and self.launcher.processes():
-            if clock.monotonic() >= kill_at:
-                self.launcher.signal_tree("KILL")
-            await asyncio.sleep(POLL_S)
-            self.launcher.reap()
-        if starts != self._run.starts:
-            return  # another look was first
-        try:
-            await super()._look(nodes)
-        except OSError as error:
-            log.warning("this machine could not be looked at before the start: %s", error)
-            self._tell(machine.event(machine.looked, {}))
-
-    async def _tail(self) -> str:
-        with contextlib.suppress(OSError), self.launcher.errors.open("rb") as lines:
-            lines.seek(max(self.launcher.errors_at, lines.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return lines.read(TAIL_BYTES).decode(errors="replace") if self._run.settings.in_slurm else ""
-        return ""
 
     def is_interrupted(self) -> bool:
         """Whether Ctrl-C came not long ago: an end of the command is the answer to that."""
@@ -197,20 +185,8 @@ class LocalSlurm(Supervisor):
 
     def ask(self, number: int, *, ends: bool) -> None:
         """A signal came, which asks for the end or does not."""
-        self._tell(machine.event(machine.asked, number, ends))
-
-    def interrupt(self) -> None:
-        """Ctrl-C: SIGINT once to each process that a terminal would send it to. Whether it ends is the command's."""
-        self.interrupts += 1
-        self.ask(signal.SIGINT, ends=False)
-
-    def _forward(self, number: int) -> None:
-        if number != signal.SIGINT:
-            super()._forward(number)
-        elif self.launcher.has_steps and self._run.steps:
-            self._spawn(self.launcher.signal_steps("INT", self._run.steps))
-        else:
-            self.launcher.signal_foreground(number)
+        self.interrupts += number == signal.SIGINT
+        self.supervisor.tell(machine.event(machine.asked, number, ends))
 
     # ------------------------------------------------------------------------------------ questions
 
@@ -224,9 +200,9 @@ class LocalSlurm(Supervisor):
             return "COMPLETED"
         if run.phase is Phase.RUNNING:
             return "RUNNING"
-        if run.phase is Phase.ENDING and run.requeued:
-            return "COMPLETING"
-        return "PENDING" if not run.starts or (run.requeued and run.phase is Phase.LOOKING) else "FAILED"
+        if run.requeued and run.phase is not Phase.OVER:
+            return "PENDING" if run.looked and run.phase is Phase.LOOKING else "COMPLETING"
+        return "FAILED" if run.starts else "PENDING"
 
     @property
     def restarts(self) -> int:
@@ -236,15 +212,11 @@ class LocalSlurm(Supervisor):
     def exit_code(self) -> int:
         return self._run.exit_code
 
-    def _exit_text(self) -> str:
-        code = self._run.exit_code
-        return f"signal {signal.Signals(code - 128).name}" if 128 < code < 128 + signal.NSIG else f"exit code {code}"
-
     def result(self) -> tuple[str, int]:
         """How it ended, for a sentence with the command as its subject, and its restarts."""
         if self._run.told == signal.SIGINT and self._run.cancelled:
             return f"was interrupted by you and ended with exit code {self.exit_code}", self.restarts
-        return f"ended with {self._exit_text()}", self.restarts
+        return f"ended with {code_words(self.exit_code)}", self.restarts
 
     def _job(self) -> SlurmJob:
         state = self.state
@@ -261,7 +233,7 @@ class LocalSlurm(Supervisor):
             requeueable=True,
             counted_at_once=True,
             starts_again=self._run.failed if state == "FAILED" and self._run.phase is not Phase.OVER else "",
-            ended_with=self._exit_text() if state in OVER else "",
+            ended_with=code_words(self.exit_code) if state in OVER else "",
             held=self._run.held,
             stdout=str(self.launcher.output),
             stderr=str(self.launcher.errors),
@@ -289,31 +261,24 @@ class LocalSlurm(Supervisor):
     # ------------------------------------------------------------------------------------ levers
 
     async def requeue_hold(self, job_id: str, *, only_unfinished: bool) -> None:
-        if self._run.requeued and self._run.phase is not Phase.ENDING:
+        run = self._run
+        if run.requeued and run.phase is not Phase.ENDING:
             return
-        if machine.late(self._run, clock.wall()):
-            await self._read_end()
+        if machine.late(run, clock.wall()):
+            await self.supervisor.read_end()
         if late := machine.late(self._run, clock.wall()):
             raise SlurmRefused(f"it is {late}", Refusal.FINISHED)
-        has_ended = self.state in OVER or (bool(self._finished) and self._finished == self._run.starts)
-        if has_ended and only_unfinished:
+        if only_unfinished and (self.state in OVER or self.launcher.has_finished):
             raise SlurmRefused("the command has ended", Refusal.FINISHED)
-        if self._run.phase is Phase.ENDING or self._run.asked_at is not None:
+        if run.phase is Phase.ENDING or run.asked_at is not None:
             raise SlurmRefused("the command is being ended", Refusal.NOT_NOW)
-        named = self._run.resume_from
-        if self._run.phase is Phase.RUNNING:
-            named = self.last_good(named)
-        if self._run.phase is Phase.OVER:
-            self._run = replace(self._run, phase=Phase.PAUSING)
-        await self._handle(machine.event(machine.requeued, named))
+        named = self.supervisor.good(run.resume_from) if run.phase is Phase.RUNNING else run.resume_from
+        if run.phase is Phase.OVER:
+            self.supervisor.run = replace(run, phase=Phase.PAUSING)
+        await self.supervisor.handle(machine.event(machine.requeued, named))
 
     async def release(self, job_id: str) -> None:
-        await self._handle(machine.released)  # who asks looks at once whether it is held still
-
-    async def hold(self, job_id: str) -> None:
-        if self.state not in REQUEUED:
-            raise SlurmRefused("the command is not waiting to be started", Refusal.NOT_PENDING)
-        self._run = replace(self._run, held=True)
+        await self.supervisor.handle(machine.released)  # who asks looks at once whether it is held still
 
     async def cancel(self, job_id: str) -> None:
         self.ask(signal.SIGTERM, ends=True)
@@ -323,15 +288,11 @@ class LocalSlurm(Supervisor):
             raise SlurmRefused("the command does not run", Refusal.NOT_RUNNING)
         processes = sorted(self.launcher.processes(), key=lambda each: each.pid != self.launcher.pid)
         chosen = {SignalTo.BATCH: processes[:1], SignalTo.STEPS: processes[1:] or processes}.get(to, processes)
-        send(chosen, _number(signal))
+        send(chosen, Signals["SIG" + signal.removeprefix("SIG")])
 
     async def _no_lever(self, *_: object) -> NoReturn:
         """What no machine without Slurm can do."""
         raise SlurmRefused("one command on one machine has no queue, no script and no other node", Refusal.NOT_BATCH)
 
-    read_script = submit = set_excluded_nodes = set_node_down = _no_lever
+    hold = read_script = submit = set_excluded_nodes = set_node_down = _no_lever
     drain_node = undrain_node = reserve_nodes = delete_reservation = _no_lever
-
-
-def _number(name: str) -> int:
-    return signal.Signals["SIG" + name.removeprefix("SIG")].value

@@ -11,16 +11,13 @@ from slurm_watchdog.base.redact import mask_text
 from slurm_watchdog.base.text import duration, one_line, plural
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.journal.journal import Journal, JournalError
-from slurm_watchdog.model.actions import ActionRun
-from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
+from slurm_watchdog.model.incidents import IncidentKind
 from slurm_watchdog.notify.dispatcher import Notifier, Worker
 from slurm_watchdog.notify.notification import Topic, message_of
 from slurm_watchdog.notify.programs import Numbered, Programs
 from slurm_watchdog.standalone.own_runs import PASSWORD_FILE, SOCKET, OwnRun
 
 PAGE_LISTEN = "127.0.0.1:9767"  # Of `run`, where that is free.
-MAX_INCIDENTS = 5  # Incidents in the summary; the command that lists them all is printed below.
-WIDTH = 300
 TOLD = frozenset({Topic.OPENED, Topic.DECIDED, Topic.ENDED, Topic.RESOLVED})
 SAID_TWICE = ("slurm_watchdog.controller.incident_news", "slurm_watchdog.controller.actions.manager")
 """Loggers of what these lines say, too."""
@@ -69,7 +66,7 @@ def greeting(run: OwnRun, config: Config, *, job_id: str = "") -> list[str]:
     acts += "" if run.command == "attach" else " or fails" if mode == "act" else ", restarts it when it fails"
     password = f"any user name, the password is in {run.directory}/{PASSWORD_FILE}"
     number = f"  job        {job_id} is its number in messages, and in: slurm-watchdog restart {job_id}"
-    lines = [
+    return [
         f"slurm-watchdog run: watching {run.what} ({acts})",
         *([number] if job_id else []),
         f"  page       {f'http://{page} ({password})' if page else 'disabled'}",
@@ -78,9 +75,6 @@ def greeting(run: OwnRun, config: Config, *, job_id: str = "") -> list[str]:
         "  status     slurm-watchdog status --watch",
         f"  history    slurm-watchdog incidents --journal {directory}",
     ]
-    if job_id and page not in ("", PAGE_LISTEN):
-        lines.append(f"  note       {PAGE_LISTEN} is in use, so the page is at {page}")
-    return lines
 
 
 def summary(run: OwnRun, journal: Journal, *, how: str, took_s: float, restarts: int) -> list[str]:
@@ -99,23 +93,8 @@ def summary(run: OwnRun, journal: Journal, *, how: str, took_s: float, restarts:
         plural(len(wrong), "incident"),
         *([f"{f'{least:,} to ' if most > least else ''}{plural(most, 'step')} lost"] if most else []),
     ]
-    newest = sorted(wrong, key=lambda each: each.opened_at)[-MAX_INCIDENTS:]
-    more = len(wrong) - len(newest)
     return [
         f"slurm-watchdog run: {run.what} {how} after {duration(took_s)}: {', '.join(counts)}",
-        *([f"  {plural(more, 'earlier incident')} not shown"] if more else []),
-        *(f"  {_line(each, actions)}" for each in newest),
         f"  journal    {run.directory}/journal.sqlite",
         f"  history    slurm-watchdog incidents --journal {shlex.quote(run.directory)}",
     ]
-
-
-def _line(incident: Incident, actions: Sequence[ActionRun]) -> str:
-    about = [each for each in actions if each.decision.incident_id == incident.id and each.end is not None]
-    end = about[-1].end if about else None
-    outcome = (
-        f"; {end.detail}" if end is not None and end.detail
-        else f"; {incident.resolution}" if incident.state is IncidentState.RESOLVED and incident.resolution
-        else "; open when the watching ended"
-    )  # fmt: skip
-    return one_line(f"{incident.id}: {incident.summary.rstrip('.')}{outcome}", WIDTH)

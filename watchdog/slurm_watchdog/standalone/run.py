@@ -41,11 +41,9 @@ from slurm_watchdog.slurm.client import SlurmClient
 from slurm_watchdog.standalone import own_runs, report
 from slurm_watchdog.standalone.local_slurm import LocalLauncher, LocalSlurm
 from slurm_watchdog.standalone.own_runs import PASSWORD_FILE
-from slurm_watchdog.supervisor.allocation import Allocation, node_count
-from slurm_watchdog.supervisor.lost_nodes import least_nodes
 from slurm_watchdog.supervisor.parent import OTHER_SIGNALS, become_subreaper
+from slurm_watchdog.supervisor.placement import Allocation
 from slurm_watchdog.supervisor.service import Wanted
-from slurm_watchdog.supervisor.state import Settings
 
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=Section)
@@ -78,30 +76,35 @@ def config_for(base: Config, wanted: RunRequest, page_listen: str) -> Config:
     """The site's or the person's configuration, with everything that has a place put into the directory of this run."""
     directory = wanted.directory
     node = socket.gethostname().partition(".")[0]
-    own: dict[str, Any] = {
-        "cluster_name": node if base.cluster_name == Config().cluster_name else base.cluster_name,
-        "restart": "all" if wanted.mode == "act" else "never",
-        "agent": {"node_name": node, "metrics_directory": "", "state_directory": str(directory / "agent")},
-        "controller": {
-            "page_listen": page_listen,
-            "socket": str(directory / "controller.sock"),
-            "socket_group": "",
-            "state_directory": str(directory),
-            "warm_up": min(10.0, base.controller.warm_up),
-        },
-        "slurm": {"poll_interval": 1.0},
-        "jobs": {
-            "kill_switch": str(directory / "kill-{job_id}.{restarts}" / "kill"),
-            "kill_switch_prefixes": (str(directory),),
-            "partitions": (),
-            "checkpoint_directories": wanted.checkpoints or base.jobs.checkpoint_directories,
-        },
-        "detectors": {kind: {"enabled": False} for kind in DETECTORS_OFF},
-    }
     # One node, so no culprit to find: a command that makes no progress beyond its limit is restarted.
     still = Except(match=Match(kind=("stalled_progress",)), ladder=(Rung.EVIDENCE, Rung.REQUEUE))
-    own["exceptions"] = (*base.exceptions, still)
-    return with_values(base, own)
+    return own_config(
+        base, directory, act=wanted.mode == "act", page_listen=page_listen,
+        cluster_name=node if base.cluster_name == Config().cluster_name else base.cluster_name,
+        exceptions=(*base.exceptions, still),
+        agent={"node_name": node, "state_directory": str(directory / "agent")},
+        controller={"warm_up": min(10.0, base.controller.warm_up)},
+        slurm={"poll_interval": 1.0},
+        jobs={
+            "kill_switch": str(directory / "kill-{job_id}.{restarts}" / "kill"),
+            "checkpoint_directories": wanted.checkpoints or base.jobs.checkpoint_directories,
+        },
+    )  # fmt: skip
+
+
+def own_config(base: Config, directory: Path, *, act: bool, page_listen: str, **own: Any) -> Config:
+    """What every watchdog of one person's has in its directory, and `own` values on top, section by section."""
+    common: dict[str, Any] = {
+        "restart": "all" if act else "never",
+        "agent": {"metrics_directory": "", "state_directory": ""},
+        "controller": {
+            "page_listen": page_listen, "socket": str(directory / own_runs.SOCKET), "socket_group": "",
+            "state_directory": str(directory),
+        },
+        "jobs": {"kill_switch_prefixes": (str(directory),), "partitions": ()},
+        "detectors": {kind: {"enabled": False} for kind in DETECTORS_OFF},
+    }  # fmt: skip
+    return with_values(with_values(base, common), own)
 
 
 def with_values(section: S, own: Mapping[str, Any]) -> S:
@@ -151,7 +154,6 @@ def _local_slurm(wanted: RunRequest, config: Config) -> LocalSlurm:
     # Inside of a Slurm job its number, for its processes are known by that.
     found = wanted.allocation or Allocation(job_id=given if given.isdecimal() else str(os.getpid()), nodes=(node,))
     patient = len(found.nodes) == 1
-    count = 1 if patient else node_count(wanted.nodes, wanted.spares, found)
     allocation = msgspec.structs.replace(found, batch_host=found.nodes[0]) if patient else found
     output = errors = wanted.directory / "output.log"
     with contextlib.suppress(OSError):
@@ -161,10 +163,7 @@ def _local_slurm(wanted: RunRequest, config: Config) -> LocalSlurm:
         wanted.command, allocation, os.environ, output=output, errors=errors, check=wanted.check,
         kill_switch=config.jobs.kill_switch, checkpoints=wanted.checkpoints,
     )  # fmt: skip
-    settings = Settings(
-        allocation=allocation, count=count, least=least_nodes(wanted.command, count), patient=patient,
-        max_restarts=wanted.max_restarts, in_slurm=found is wanted.allocation,
-    )  # fmt: skip
+    settings = wanted.settings(allocation, patient=patient, in_slurm=found is wanted.allocation)
     return LocalSlurm(settings, launcher, node)
 
 
@@ -220,7 +219,7 @@ async def _run(config: Config, wanted: RunRequest) -> int:
             view = controller.state.job_view(job.job_id, clock.monotonic())
             return named if view is None else resume_from(view, controller.judge.incidents, named)
 
-        job.last_good = last_good
+        job.supervisor.good = last_good
         asked = _take_signals(job)
         agent = asyncio.create_task(_keep_agent(config, job))
         tails = [asyncio.create_task(_tail(file, fd)) for file, fd in shown.items()]
@@ -254,7 +253,7 @@ def _take_signals(job: LocalSlurm) -> asyncio.Event:
         signal.SIGTERM: end,
         signal.SIGHUP: end,
         # The first Ctrl-C, and a second one, are the command's own business; a third one ends it.
-        signal.SIGINT: lambda: job.interrupt() if job.interrupts < INTERRUPTS else end(),
+        signal.SIGINT: lambda: job.ask(signal.SIGINT, ends=False) if job.interrupts < INTERRUPTS else end(),
         signal.SIGQUIT: lambda: job.launcher.signal_foreground(signal.SIGQUIT),
     }.items():
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup; a script's `run … &`
@@ -291,16 +290,12 @@ async def _keep_agent(config: Config, job: LocalSlurm) -> None:
     with (Path(config.controller.state_directory) / "agent.log").open("ab") as lines:
         while True:
             fd = write_settings(settings)
-            job.launcher.ask.starting += 1
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *run_module("slurm_watchdog.agent"), str(fd), pass_fds=(fd,),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=lines, stderr=lines, start_new_session=True, preexec_fn=die_with_parent,
+                process = await job.launcher.ask.spawn(
+                    *run_module("slurm_watchdog.agent"), str(fd), pass_fds=(fd,), stdin=asyncio.subprocess.DEVNULL,
+                    stdout=lines, stderr=lines, preexec_fn=die_with_parent,
                 )  # fmt: skip
-                job.launcher.helpers.add(process.pid)
             finally:
-                job.launcher.ask.starting -= 1
                 os.close(fd)
             try:
                 code = await process.wait()
@@ -326,15 +321,10 @@ async def ended(process: asyncio.subprocess.Process, within_s: float) -> None:
 async def _tail(output: Path, out: int) -> None:
     """Shows the command's lines as they come. The command itself writes to the file: a blocked terminal delays
     nothing."""
-    offset = 0
-    while True:
-        with contextlib.suppress(FileNotFoundError), output.open("rb") as lines:
-            lines.seek(offset)
+    with contextlib.suppress(OSError), output.open("a+b") as lines:  # the reader is gone; the file has all lines
+        lines.seek(0)
+        while True:
             while data := lines.read(TAIL_BYTES):
-                offset += len(data)
-                try:
-                    while data:
-                        data = data[await asyncio.to_thread(os.write, out, data) :]
-                except OSError:
-                    return  # the reader is gone; the file has all lines
-        await asyncio.sleep(TAIL_S)
+                while data:
+                    data = data[await asyncio.to_thread(os.write, out, data) :]
+            await asyncio.sleep(TAIL_S)

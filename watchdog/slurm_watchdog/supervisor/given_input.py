@@ -1,86 +1,55 @@
-"""The standard input that the script gives to `run`, a here-document or a file: the first start has it as it is, each
-later one from its beginning. What is read at a restart is a copy in memory, which always answers."""
+"""The standard input that the script gives to `run`: each later start has a here-document or a file again from where it
+began, and nothing of any other pipe."""
 
 from __future__ import annotations
 
-import array
 import asyncio
-import ctypes
-import fcntl
 import os
 import select
 import stat
-import termios
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 
-MOST = 1 << 20  # Bytes that are kept: a here-document, and no data set.
-NO_INPUT = (
-    "its standard input has been read by the first start, and was not a here-document or small file: this one has none"
-)
-SPLICE_F_NONBLOCK = 2  # splice(2)
+NO_INPUT = "its standard input has been read by the first start, and was not a here-document or file: this one has none"
 
 
 class GivenInput:
-    """Of one command; the descriptor is read only as far as that leaves it as it was."""
+    """Of one command. Nothing is read at a restart: a filesystem that hangs holds up none."""
 
     def __init__(self, fd: int = 0) -> None:
         """`fd`: the input. A terminal, a socket and a device are none, and neither is one that is closed."""
-        self._fd, self._kept = -1, -1
-        try:
+        self._fd, self._begins_at = -1, -1
+        with suppress(OSError):
             mode = os.fstat(fd).st_mode
-            if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
-                return
-            self._fd = fd
-            data = _whole_pipe(fd) if stat.S_ISFIFO(mode) else _rest_of_file(fd)
-            if data is not None:
-                self._kept = os.memfd_create("slurm-watchdog-input")
-                os.write(self._kept, data)
-        except OSError:
-            self._kept = -1
+            if stat.S_ISREG(mode):
+                self._fd, self._begins_at = fd, os.lseek(fd, 0, os.SEEK_CUR)
+            elif stat.S_ISFIFO(mode):
+                self._fd = fd
+                if _is_whole(fd):
+                    self._fd, self._begins_at = _copy(fd), 0
 
     def is_lost(self, starts: int) -> bool:
         """Whether a start has none, though the first one had; `starts`: how often the command was started before."""
-        return starts > 0 and self._fd >= 0 and self._kept < 0
+        return starts > 0 and self._fd >= 0 > self._begins_at
 
-    @contextmanager
-    def of_start(self, starts: int) -> Iterator[int]:
+    def of_start(self, starts: int) -> int:
         """What asyncio and subprocess take as stdin."""
-        if self._fd >= 0 and starts == 0:
-            yield self._fd
-        elif self._kept >= 0:
-            fd = os.open(f"/proc/self/fd/{self._kept}", os.O_RDONLY | os.O_CLOEXEC)  # its own offset: 0
-            try:
-                yield fd
-            finally:
-                os.close(fd)
-        else:
-            yield asyncio.subprocess.DEVNULL
+        if self._fd < 0 or self.is_lost(starts):
+            return asyncio.subprocess.DEVNULL
+        if self._begins_at >= 0:
+            os.lseek(self._fd, self._begins_at, os.SEEK_SET)
+        return self._fd
 
 
-def _rest_of_file(fd: int) -> bytes | None:
-    """What is left of a file; None where that is much. Its offset stays."""
-    data = os.pread(fd, MOST + 1, os.lseek(fd, 0, os.SEEK_CUR))
-    return data if len(data) <= MOST else None
-
-
-def _whole_pipe(fd: int) -> bytes | None:
-    """What is in a pipe that no process can write into any more, as bash leaves that of a here-document; None: more
-    may come, or it could not be copied. It stays there: tee(2)."""
-    waiting = array.array("i", [0])
-    fcntl.ioctl(fd, termios.FIONREAD, waiting)
+def _is_whole(fd: int) -> bool:
+    """Whether no process can write into a pipe any more, as bash leaves that of a here-document."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    if not any(events & select.POLLHUP for _, events in poll.poll(0)):
-        return None
-    if not waiting[0]:
-        return b""
-    reads, writes = os.pipe()
-    try:
-        fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ))
-        copied = ctypes.CDLL(None).tee(fd, writes, ctypes.c_size_t(waiting[0]), SPLICE_F_NONBLOCK)
-        data = os.read(reads, copied) if copied > 0 else b""
-    finally:
-        os.close(reads)
-        os.close(writes)
-    return data if len(data) == waiting[0] else None
+    return any(events & select.POLLHUP for _, events in poll.poll(0))
+
+
+def _copy(fd: int) -> int:
+    """What is left in it, in memory."""
+    kept = os.memfd_create("slurm-watchdog-input")
+    while data := os.read(fd, 65_536):
+        os.write(kept, data)
+    return kept

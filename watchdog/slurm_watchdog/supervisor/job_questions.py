@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.slurm.node_names import ParseError, expand_nodes
@@ -47,30 +47,32 @@ class JobQuestions:
         self.helpers: set[int] = set()
         """Children of this process that are no part of the command: those that run now, and what others add."""
 
-    async def run(
-        self, *argv: str, deadline_s: float = ANSWER_S, environ: Mapping[str, str] | None = None,
-        heard: Callable[[bytearray], None] | None = None,
-    ) -> Answer:  # fmt: skip
-        """Runs `argv`; its standard error goes nowhere. `heard` gets all of its output whenever there is more."""
+    async def spawn(self, *argv: str, helps: bool = True, **more: Any) -> asyncio.subprocess.Process:
+        """Starts a child, in a session of its own, which is no part of the command if it `helps`. Raises OSError."""
         self.starting += 1
         try:
-            process = await asyncio.create_subprocess_exec(
-                *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL, env=environ or self._environ, start_new_session=True,
-            )  # fmt: skip
-            self.helpers.add(process.pid)
-        except OSError:
-            return Answer(None, "")
+            process = await asyncio.create_subprocess_exec(*argv, start_new_session=True, **more)
+            if helps:
+                self.helpers.add(process.pid)
+            return process
         finally:
             self.starting -= 1
+
+    async def run(self, *argv: str, deadline_s: float = ANSWER_S, environ: Mapping[str, str] | None = None) -> Answer:
+        """Runs `argv`; its standard error goes nowhere."""
+        try:
+            process = await self.spawn(
+                *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL, env=environ or self._environ,
+            )  # fmt: skip
+        except OSError:
+            return Answer(None, "")
         output, code = bytearray(), None
         with contextlib.suppress(TimeoutError):
             async with timeout(deadline_s):
                 assert process.stdout is not None
                 while (data := await process.stdout.read(65_536)) and len(output) < MAX_BYTES:
                     output += data
-                    if heard is not None:
-                        heard(output)
                 code = await process.wait()
                 self.helpers.discard(process.pid)
         if code is None:

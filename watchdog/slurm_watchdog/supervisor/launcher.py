@@ -1,4 +1,5 @@
-"""Starts the command on nodes of the allocation, looks at these before, and ends what it has started."""
+"""The back end of a supervisor in a job of Slurm's: it starts the command on nodes of the allocation, looks at these
+before, and ends what it has started."""
 
 from __future__ import annotations
 
@@ -10,66 +11,52 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
-from slurm_watchdog.base import clock
 from slurm_watchdog.knowledge.trainer_options import directories_in
+from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, parse_line
+from slurm_watchdog.model.supervisor import run_directory
 from slurm_watchdog.slurm.node_names import ParseError, expand_nodes
 from slurm_watchdog.supervisor import placement as placing
-from slurm_watchdog.supervisor.allocation import Allocation
+from slurm_watchdog.supervisor.endings import TAIL_BYTES
 from slurm_watchdog.supervisor.given_input import GivenInput
 from slurm_watchdog.supervisor.job_questions import JobQuestions
 from slurm_watchdog.supervisor.look import side_by_side
+from slurm_watchdog.supervisor.parent import ENDING_SIGNALS, SharedPid
+from slurm_watchdog.supervisor.placement import Allocation
 from slurm_watchdog.supervisor.preflight import LOOK_MARK, look_s, parse_look, suspects
 from slurm_watchdog.supervisor.srun import CALLS, NAME, PLAN, Plan, own_program, program
 
-NAMES_S = 2.0  # For all names together: a resolver that hangs holds up the first start by no more.
-MAX_NAMES = 16
-"""Rank 0 is on one of the first nodes, and after a restart on one of the next: for another its name is written."""
+FILE_S = 2.0  # For a file on someone's filesystem.
+NAMES_S = 2.0  # A resolver that hangs holds up a start by no more.
 
 Streams = tuple[int, int | None, int | None, Callable[[], None] | None]
-Resolve = Callable[..., Sequence[tuple[Any, ...]]]
 
 
-def read_addresses(
-    command: Sequence[str], allocation: Allocation, environ: Mapping[str, str], *,
-    resolve: Resolve = socket.getaddrinfo, deadline_s: float = NAMES_S,
-) -> placing.Addresses:  # fmt: skip
-    """Of the first nodes and of this one; nothing where the script has written no address. Waits `deadline_s` seconds
+def addresses(
+    node: str, *, here: bool, resolve: Callable[..., Iterable[Any]] = socket.getaddrinfo, deadline_s: float = NAMES_S
+) -> frozenset[str]:
+    """IP addresses by which others reach a node; `here`: those of all networks of this host. Waits `deadline_s` seconds
     at most: a name that is not resolved by then has none."""
-    if not placing.mentions_address(command, environ):
-        return placing.NOT_ASKED
-    found: dict[str, tuple[str, ...]] = {}
+    found: list[str] = []
 
-    def ask(node: str) -> None:
-        try:
-            answers = resolve(node, None, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError):
-            return
-        found[node] = usable(str(answer[4][0]) for answer in answers)
+    def ask() -> None:
+        with contextlib.suppress(OSError, UnicodeError):
+            found.extend(str(answer[4][0]) for answer in resolve(node, None, type=socket.SOCK_STREAM))
 
-    side_by_side([(node, partial(ask, node)) for node in allocation.nodes[:MAX_NAMES]], deadline_s)
-    of_node = dict(found)
-    node_of = {address: node for node, addresses in of_node.items() for address in addresses}
-    if allocation.batch_host in allocation.nodes:
-        # Of all its networks; its own name may mean 127.0.1.1 here.
+    side_by_side([(node, ask)], deadline_s)
+    if here:
         networks = [each for network in psutil.net_if_addrs().values() for each in network]
-        own = usable(each.address for each in networks if each.family in (socket.AF_INET, socket.AF_INET6))
-        node_of |= dict.fromkeys(own, allocation.batch_host)
-    return placing.Addresses(node_of, of_node)
-
-
-def usable(texts: Iterable[str]) -> tuple[str, ...]:
-    """placing.Addresses by which another node may come, each once, in their order."""
-    found = [ip_address(text.partition("%")[0]) for text in texts]
-    return tuple(dict.fromkeys(str(each) for each in found if not each.is_loopback and not each.is_link_local))
+        found += [each.address for each in networks if each.family in (socket.AF_INET, socket.AF_INET6)]
+    known = [ip_address(text.partition("%")[0]) for text in found]
+    return frozenset(str(each) for each in known if not each.is_loopback and not each.is_link_local)
 
 
 _STEP = re.compile(r"^StepId=\S+?\.(\d{1,10})\s(.*)\bSrunHost:Pid=([^\s:]+):(\d{1,10})", re.MULTILINE)
@@ -94,17 +81,13 @@ def parse_steps(text: str) -> Iterator[Step]:
         yield Step(number, host.partition(".")[0], int(pid), nodes)
 
 
-NO_OPTIONS = (
-    "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME", "SLURM_JWT", "SLURM_JOBID",
-    "SLURM_RESTART_COUNT", "SLURM_GPUS_ON_NODE",
-)  # fmt: skip
-OPTIONS_OF_JOB = ("SLURM_JOB_NAME", "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE")
-NO_OPTION_BEGINS = ("SLURM_JOB_", "SLURM_ARRAY_", "SLURM_SUBMIT_", "SLURM_WATCHDOG")
+_OF_JOB = "CONF|CLUSTER|JWT|JOBID|JOB_ID|JOB_PARTITION|RESTART_COUNT|GPUS_ON_NODE|ARRAY_|SUBMIT_|WATCHDOG"
+OPTION_OF_SRUN = re.compile(rf"(?!SLURM_({_OF_JOB}))(SLURMD?|SRUN)_")
+"""Begins a variable of which srun takes an option (srun(1), INPUT ENVIRONMENT VARIABLES; later releases add to them),
+and none that leads to the job's allocation."""
 SHELL = ("/bin/sh", "-c", 'exec "$@"', "slurm-watchdog run")
 """A program on a filesystem that hangs holds up this shell, and not us."""
 RESUME_FROM = "SLURM_WATCHDOG_RESUME_FROM"  # Names to the command the last checkpoint from before a bad loss.
-FUNCTION_SHELL = ("bash", "-c", 'trap : USR1 USR2; "$@"', "slurm-watchdog run")
-"""For a function of the script's; the signals are for what it runs."""
 
 
 ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
@@ -120,9 +103,11 @@ class Launcher:
         """`check`: the site's command that is run on each node before a start. `checkpoints`: directories besides
         those that the command's words name. Without an srun in PATH, or `has_steps`, the command is started as it is,
         and no node is looked at. Raises OSError if there is no place for our srun."""
+        directory = run_directory(allocation.job_id, allocation.restarts)
+        self._switch = environ.get("SLURM_WATCHDOG_KILL_SWITCH") or f"{directory}/kill"
         self.has_steps = has_steps
         self._command, self._allocation, self._environ = tuple(command), allocation, dict(environ)
-        self._addresses = read_addresses(self._command, allocation, environ)
+        self._first: frozenset[str] | None = None  # IP addresses of its first node; None: not asked.
         self.ask = JobQuestions(allocation.job_id, environ)
         self.helpers = self.ask.helpers
         self._srun = shutil.which("srun", path=environ.get("PATH")) if has_steps else None
@@ -134,6 +119,8 @@ class Launcher:
         self.step_nodes: frozenset[str] = frozenset()  # Of those steps, as far as Slurm says.
         self._resolved: set[int] = set()
         self.pid: int | None = None  # Of the present start; None: none was begun.
+        self.has_finished = False  # It has ended well, which is perhaps not handled yet.
+        self.running = SharedPid()  # The same for whoever waits for it if we die; 0: it does not run.
         self.input = GivenInput()
 
     def close(self) -> None:
@@ -145,14 +132,16 @@ class Launcher:
 
     def command_line(self, placement: placing.Placement) -> tuple[str, ...]:
         """What is executed on these nodes."""
-        words = placing.arguments(self._command, self._allocation, placement, self._addresses)
-        if is_function(words[0], self._environ):
-            return (*FUNCTION_SHELL, *words)
-        return (*SHELL, *words) if self.has_steps else words
+        words = placing.arguments(self._command, self._allocation, placement, self._first or ())
+        # A function of the script's is in a variable that a plain sh does not pass on.
+        return (*SHELL, *words) if self.has_steps and words[0] != "bash" else words
 
     async def environment(self, placement: placing.Placement, starts: int) -> dict[str, str]:
         """The command's, and the plan of its srun; `starts`: how often it was started before."""
-        changed = placing.environment(self._allocation, placement, self._environ, self._addresses)
+        nodes = self._allocation.nodes
+        if self._first is None and placement.nodes[0] != nodes[0]:
+            self._first = await asyncio.to_thread(addresses, nodes[0], here=self._allocation.batch_host == nodes[0])
+        changed = placing.environment(self._allocation, placement, self._environ, self._first or ())
         changed["SLURM_WATCHDOG_RESTARTS"] = str(starts)
         if self._directory is None or self._srun is None:
             return self._environ | changed
@@ -174,29 +163,29 @@ class Launcher:
         path = f"{self._directory}{os.pathsep}{self._environ.get('PATH', os.defpath)}"
         return self._environ | changed | {"PATH": path}
 
-    async def start(self, placement: placing.Placement, starts: int, resume_from: str) -> asyncio.subprocess.Process:
+    async def start(
+        self, placement: placing.Placement, starts: int, resume_from: str, *, ordered: bool = False
+    ) -> asyncio.subprocess.Process:
         """Starts the command with our own output, and the input that we were given; `resume_from`: see RESUME_FROM.
-        Raises OSError."""
+        An `ordered` start is no longer told to leave. Raises OSError."""
+        if ordered and await self.is_switched():
+            await self.ask.run("rm", "-f", "--", self._switch, deadline_s=FILE_S)
         environ = await self.environment(placement, starts)
         environ |= {RESUME_FROM: resume_from} if resume_from else {}
-        self.ask.starting += 1
-        try:
-            with self.streams(starts) as (given, lines, errors, before):
-                process = await asyncio.create_subprocess_exec(
-                    *self.command_line(placement), stdin=given, stdout=lines, stderr=errors, env=environ,
-                    start_new_session=True, preexec_fn=before,
-                )  # fmt: skip
-            self.pid = process.pid
-        finally:
-            self.ask.starting -= 1
+        with self.streams(starts) as (given, lines, errors, before):
+            process = await self.ask.spawn(
+                *self.command_line(placement), helps=False, stdin=given, stdout=lines, stderr=errors, env=environ,
+                preexec_fn=before,
+            )  # fmt: skip
+        self.pid = self.running.value = process.pid
+        self.has_finished = False
         self.steps, self.step_nodes, self._resolved = (), frozenset(), set()
         return process
 
     @contextlib.contextmanager
     def streams(self, starts: int) -> Iterator[Streams]:
         """What a start has for its input, output and error, and what its process does before it is executed."""
-        with self.input.of_start(starts) as given:
-            yield given, None, None, None
+        yield self.input.of_start(starts), None, None, None
 
     def begun_ticks(self) -> int:
         """When that process began, in clock ticks since boot; 0: not known."""
@@ -205,6 +194,28 @@ class Launcher:
             return int(stat.rpartition(")")[2].split()[19])  # proc(5): starttime, behind a name that may hold spaces
         except (OSError, ValueError, IndexError):
             return 0
+
+    # ------------------------------------------------------------------------------------ end
+
+    def ended(self, process: asyncio.subprocess.Process, *, expected: bool) -> None:
+        """This start has ended; `expected`: by us, or by a person."""
+        self.has_finished = process.pid == self.pid and process.returncode == 0
+        if self.running.value == process.pid:
+            self.running.value = 0
+
+    async def is_switched(self) -> bool:
+        """Whether the kill switch is there, and ours: the command was told to end, and an order follows. The agent's
+        own file is read at once, on a machine under load, too: a command that has left by it would be taken for one
+        that has ended well. Elsewhere it may lie on any filesystem."""
+        if self._switch.startswith(f"{KILL_SWITCH_BASE}/"):
+            return is_our_switch(self._switch)
+        answer = await self.ask.run("head", "-c", "4096", "--", self._switch, deadline_s=FILE_S)
+        return answer.code == 0 and parse_line(answer.output) is not None
+
+    async def tail(self) -> str:
+        """The end of the log in which srun says who ended a step, where our standard error is a file."""
+        path = os.readlink("/proc/self/fd/2") if stat.S_ISREG(os.fstat(2).st_mode) else ""
+        return (await self.ask.run("tail", "-c", str(TAIL_BYTES), "--", path, deadline_s=FILE_S)).output if path else ""
 
     # ------------------------------------------------------------------------------------ steps
 
@@ -260,14 +271,13 @@ class Launcher:
         """Sends a signal to all of them. A stopped process gets none before SIGCONT."""
         send(self.processes(), signal.Signals[f"SIG{name}"], signal.SIGCONT)
 
-    def forward(self, number: int, *, ends: bool) -> None:
+    async def forward(self, number: int, steps: Sequence[str]) -> None:
         """Hands a signal on: one that ends to all processes, another as `receivers` says."""
         everyone = self.processes()
-        function = is_function(self._command[0], self._environ)
-        if ends:
+        if number in ENDING_SIGNALS:
             send(everyone, number, signal.SIGCONT)
         else:
-            send(receivers(everyone, self.pid, number, function=function), number)
+            send(receivers(everyone, self.pid, number), number)
 
     def reap(self) -> None:
         """Takes the end of one orphan that fell to us, if no child that is waited for has ended."""
@@ -278,14 +288,14 @@ class Launcher:
 
     # ------------------------------------------------------------------------------------ look
 
-    async def look(self, nodes: Sequence[str], spares: int) -> dict[str, str]:
-        """Node to what is wrong there; nothing where no one answers. `spares`: nodes that the start does without.
-        Takes a little more than look_s() at most."""
+    async def look(self, nodes: Sequence[str], spares: int) -> tuple[dict[str, str], frozenset[str]]:
+        """(node to what is wrong there; nodes that Slurm has taken out of the job, as one that is down leaves it under
+        --no-kill). Nothing where no one answers. `spares`: nodes that the start does without. Takes a little more than
+        look_s() at most."""
         if self._srun is None:
-            return {}
+            return {}, frozenset()
         present = await self.ask.nodes()
-        # As one that is down leaves it under --no-kill.
-        gone = {node: "Slurm has taken it out of the job" for node in nodes if present and node not in present}
+        gone = frozenset(node for node in nodes if present and node not in present)
         here = [node for node in nodes if node not in gone]
         left_out = [node for node in self._allocation.nodes if node not in here]
         # Both numbers are given: a range of nodes without a number of tasks ends the slurmctld of 22.05.
@@ -295,28 +305,14 @@ class Launcher:
             *([f"--exclude={','.join(left_out)}"] if left_out else ()),
             *own_program("look"), self._question,
         ]  # fmt: skip
-        came: list[tuple[str, float]] = []  # Lines, each with the time when it came.
-
-        def heard(output: bytearray) -> None:
-            came.extend((line, clock.wall()) for line in output.decode(errors="replace").split("\n")[len(came) : -1])
-
-        environ = look_environment(self._environ)
-        await self.ask.run(*argv, deadline_s=look_s(len(here)), environ=environ, heard=heard)
-        looks = [(look, at) for line, at in came if (look := parse_look(line)) is not None]
-        return gone | suspects(here, looks, spares=max(0, spares - len(gone)))
+        answer = await self.ask.run(*argv, deadline_s=look_s(len(here)), environ=look_environment(self._environ))
+        looks = [look for line in answer.output.splitlines() if (look := parse_look(line)) is not None]
+        return suspects(here, looks, spares=max(0, spares - len(gone))), gone
 
 
 def look_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What our own step gets: all but the variables of which srun takes options (srun(1), INPUT ENVIRONMENT VARIABLES;
-    later releases add to them). A number of GPUs, a label or a file for the output of the command's steps is not ours;
-    what leads to the job's allocation is."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if not name.startswith(("SLURM_", "SLURMD_", "SRUN_"))
-        or name in NO_OPTIONS
-        or (name.startswith(NO_OPTION_BEGINS) and name not in OPTIONS_OF_JOB)
-    }
+    """What our own step gets: no number of GPUs, label, or file for the output of the command's steps."""
+    return {name: value for name, value in environ.items() if not OPTION_OF_SRUN.match(name)}
 
 
 def send(processes: Iterable[psutil.Process], *numbers: int) -> None:
@@ -327,21 +323,18 @@ def send(processes: Iterable[psutil.Process], *numbers: int) -> None:
                 process.send_signal(number)
 
 
-def receivers(
-    everyone: Sequence[psutil.Process], main: int | None, number: int, *, function: bool
-) -> list[psutil.Process]:
+def receivers(everyone: Sequence[psutil.Process], main: int | None, number: int) -> list[psutil.Process]:
     """Who gets a signal that does not ask for the end: process `main` of the command where it has a handler for it
-    (mpirun, a script with a trap), else the sruns, which hand it to their tasks. Where there is none of these, it is
-    the command, or what a function has started."""
+    (mpirun, a script with a trap), else the sruns, which hand it to their tasks, else what `main` has started."""
     own = [each for each in everyone if each.pid == main]
-    if own and not function and catches(own[0].pid, number):
+    if own and catches(own[0].pid, number):
         return own
     sruns, below = [], []
     for each in everyone:
         with contextlib.suppress(psutil.Error):
             sruns += [each] if each.name() == NAME else []
             below += [each] if each.ppid() == main else []
-    return sruns or (below if function else own)
+    return sruns or below or own
 
 
 def catches(pid: int, number: int) -> bool:
@@ -353,20 +346,21 @@ def catches(pid: int, number: int) -> bool:
     return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
-def is_function(word: str, environ: Mapping[str, str]) -> bool:
-    """Whether bash exports a function of this name to us."""
-    return f"BASH_FUNC_{word}%%" in environ
+def is_our_switch(path: str) -> bool:
+    """Whether a kill switch of ours lies there, in memory."""
+    try:
+        return parse_line(Path(path).read_text(errors="replace")) is not None
+    except OSError:
+        return False
 
 
 def _make_shim(environ: Mapping[str, str]) -> Path:
     """A directory of our own with our srun in it, where programs may be executed. Raises OSError."""
     # The first is memory, which always answers.
-    candidates = ("/dev/shm", "/tmp", environ.get("TMPDIR"), "/var/tmp", environ.get("XDG_RUNTIME_DIR"))
-    for candidate in (*candidates, os.path.join(environ.get("HOME", "/"), ".cache")):
-        if not candidate:
-            continue
+    home = os.path.join(environ.get("HOME", "/"), ".cache")
+    for candidate in ("/dev/shm", "/tmp", environ.get("TMPDIR", ""), environ.get("XDG_RUNTIME_DIR", ""), home):
         with contextlib.suppress(OSError):
-            directory = Path(tempfile.mkdtemp(prefix="slurm-watchdog-run-", dir=candidate))
+            directory = Path(tempfile.mkdtemp(prefix="slurm-watchdog-run-", dir=candidate or "/nonexistent"))
             (directory / CALLS).mkdir()
             shim = directory / NAME
             shim.write_text(program())

@@ -1,14 +1,12 @@
-"""What one node says of itself before a start: `main`, one task a node, prints one line of JSON. `reach` prints which
-hosts are gone. Standard library, and pynvml where it is there; what may hang has its time."""
+"""What one node says of itself before a start: one task a node, which prints one line of JSON. Standard library, and
+pynvml where it is there; what may hang has its time."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
 import json
 import os
-import socket
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
@@ -19,33 +17,25 @@ from slurm_watchdog.base import clock
 
 DEADLINE_S = 4.0  # For all checks together, which run side by side: the supervisor waits for five seconds.
 COMMAND_S = 3.5  # For the site's command.
-SLOWED = 0x8 | 0x40 | 0x80
-"""nvmlClocksThrottleReasonHwSlowdown, …HwThermalSlowdown, …HwPowerBrakeSlowdown (nvml.h): the hardware brakes."""
-ECC_UNCORRECTED, ECC_VOLATILE = 1, 0
-"""NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC (nvml.h): since the driver was loaded."""
 TELLING = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ETIMEDOUT, errno.EHOSTDOWN,
     errno.ESHUTDOWN, errno.ENXIO, errno.ENOENT})  # fmt: skip
 """Errors of a mount; others (a quota, a right) are the same everywhere."""
-CONNECT_S = 2.0  # For a connection within one cluster.
-REACH_S = 3.0  # For all, which are asked side by side.
-MOST = 64  # Hosts that are asked: of more that are missing at once these tell enough.
-GONE = frozenset({errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT})
-"""Other errors are of this host, or of its resolver, and say nothing of the other one."""
 
 
 def main(question: str) -> None:
     """Answers {"mark": "...", "directories": [...], "command": "..."}. Ends the process, whatever still hangs."""
     asked, expected = json.loads(question), os.environ.get("SLURM_GPUS_ON_NODE", "")
+    problems = dict[str, str]()
     answers: dict[str, Any] = {
-        "node": os.environ.get("SLURMD_NODENAME", ""), "gpus": None, "gpu_problems": [],
-        "expected": int(expected) if expected.isdecimal() else None, "directories": {}, "command": None,
+        "node": os.environ.get("SLURMD_NODENAME", ""), "gpus": None, "gpu_problem": "",
+        "expected": int(expected) if expected.isdecimal() else None, "problems": problems,
     }  # fmt: skip
     jobs: list[tuple[str, Callable[[], None]]] = [("gpus", partial(_look_at_gpus, answers))]
-    jobs += [(directory, partial(_try, directory, answers)) for directory in asked["directories"]]
+    jobs += [(directory, partial(_try, directory, problems)) for directory in asked["directories"]]
     if asked["command"]:
-        jobs.append(("command", partial(_run, asked["command"], answers)))
-    answers["late"] = side_by_side(jobs, DEADLINE_S)
-    answers["wall"] = clock.wall()
+        jobs.append(("the site's check", partial(_run, asked["command"], problems)))
+    late = side_by_side(jobs, DEADLINE_S)
+    answers["problems"] = {**problems, **{name: "does not answer" for name in late if name != "gpus"}}
     os.write(1, f"{asked['mark']}{json.dumps(answers)}\n".encode())
     os._exit(0)
 
@@ -61,96 +51,48 @@ def side_by_side(jobs: Sequence[tuple[str, Callable[[], None]]], within_s: float
     return [name for name, thread in threads if thread.is_alive()]
 
 
-def _try(directory: str, answers: dict[str, Any]) -> None:
-    """Writes a file there, reads it, takes it away. `answers` has nothing, or what the filesystem said."""
+def _try(directory: str, problems: dict[str, str]) -> None:
+    """Writes a file there, reads it, takes it away. `problems` gets what the filesystem says where that fails."""
     path = os.path.join(directory, f".slurm-watchdog-look-{os.uname().nodename}-{os.getpid()}")
-    said = ""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.write(fd, b"look\n")
             os.fsync(fd)
             if os.pread(fd, 5, 0) != b"look\n":
-                said = "returns other bytes than were written"
+                problems[directory] = "returns other bytes than were written"
         finally:
             os.close(fd)
             with contextlib.suppress(OSError):
                 os.unlink(path)
     except OSError as error:
-        if error.errno not in TELLING:
-            return  # it answered: who may write there is no matter of the node
-        said = error.strerror or str(error)
-    answers["directories"][directory] = said
+        if error.errno in TELLING:  # any other is an answer: who may write there is no matter of the node
+            problems[directory] = error.strerror or str(error)
 
 
-def _run(command: str, answers: dict[str, Any]) -> None:
+def _run(command: str, problems: dict[str, str]) -> None:
+    name = "the site's check"
     try:
         done = subprocess.run(
             ["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             check=False, timeout=COMMAND_S,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        answers["command"] = [124, f"no end within {COMMAND_S} s"]
+        problems[name] = f"has no end within {COMMAND_S} s"
         return
     lines = done.stdout.decode(errors="replace").strip().splitlines()
-    answers["command"] = [done.returncode, lines[-1][:200] if lines else ""]
+    if done.returncode:
+        problems[name] = f"ended with {done.returncode}" + (f": {lines[-1][:200]}" if lines else "")
 
 
 def _look_at_gpus(answers: dict[str, Any]) -> None:
     try:
-        nvml = importlib.import_module("pynvml")
+        import pynvml as nvml
+
         nvml.nvmlInit()
+        answers["gpus"] = nvml.nvmlDeviceGetCount()
     except ImportError:
         return
     except Exception as error:  # noqa: BLE001 - NVMLError's classes are made when pynvml is imported
         if type(error).__name__ != "NVMLError_LibraryNotFound":
-            answers["gpu_problems"].append(f"NVML says: {error}")
-        return
-    try:
-        count = nvml.nvmlDeviceGetCount()
-    except nvml.NVMLError as error:
-        answers["gpu_problems"].append(f"NVML says: {error}")
-        return
-    answers["gpus"] = count
-    for index in range(count):
-        answers["gpu_problems"] += _problems_of_gpu(nvml, index)
-
-
-def _problems_of_gpu(nvml: Any, index: int) -> list[str]:
-    problems = []
-    try:
-        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
-    except nvml.NVMLError as error:
-        return [f"GPU {index}: {error}"]
-    with contextlib.suppress(nvml.NVMLError):  # a GPU without ECC says that it has none
-        if errors := nvml.nvmlDeviceGetTotalEccErrors(gpu, ECC_UNCORRECTED, ECC_VOLATILE):
-            problems.append(f"GPU {index}: {errors} memory errors that ECC could not correct, since the driver's start")
-    with contextlib.suppress(nvml.NVMLError):
-        if nvml.nvmlDeviceGetRemappedRows(gpu)[3]:
-            problems.append(f"GPU {index}: a row of its memory could not be remapped")
-    with contextlib.suppress(nvml.NVMLError):
-        if nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu) & SLOWED:
-            problems.append(f"GPU {index}: the hardware slows its clocks down")
-    return problems
-
-
-# ------------------------------------------------------------------------------------ nodes that are missing
-
-
-def reach(port: str, *pairs: str) -> None:
-    """Prints those of NODE=ADDRESS whose hosts are gone, one a line, and ends the process: a resolver may hang. A port
-    that is refused is an answer of the host's kernel."""
-    gone: list[str] = []
-
-    def ask(node: str, address: str) -> None:
-        with contextlib.suppress(socket.gaierror):  # says nothing of the host
-            number = str(socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)[0][4][0])
-            try:
-                socket.create_connection((number, int(port)), CONNECT_S).close()
-            except OSError as error:
-                if isinstance(error, TimeoutError) or error.errno in GONE:
-                    gone.append(node)
-
-    side_by_side([(pair, partial(ask, *pair.split("=", 1))) for pair in pairs[:MOST]], REACH_S)
-    os.write(1, "".join(f"{node}\n" for node in list(gone)).encode())
-    os._exit(0)
+            answers["gpu_problem"] = f"NVML says: {error}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Concatenate, ParamSpec
 
 from msgspec.structs import replace
@@ -129,10 +129,13 @@ def _look(run: Run, now: float) -> Next:
     return replace(run, phase=Phase.LOOKING, since=now, looked=False), (Look(nodes),)
 
 
-def looked(run: Run, now: float, wall: float, suspects: Mapping[str, str]) -> Next:
-    """The look at the nodes is over; `suspects`: node to what is wrong there, a part of a sentence."""
-    run = replace(run, suspects=suspects, looked=True)
-    return _start(run, now, wall) if run.phase is Phase.LOOKING else (run, ())
+def looked(run: Run, now: float, wall: float, suspects: Mapping[str, str], lost: Collection[str] = ()) -> Next:
+    """The look at the nodes is over; `suspects`: node to what is wrong there, a part of a sentence. `lost`: nodes that
+    Slurm has taken out of the job."""
+    said = (Say(f"Slurm has lost {', '.join(sorted(lost))}: it is left out"),) if lost else ()
+    run = replace(run, suspects=suspects, lost=run.lost | set(lost), avoided=run.avoided | set(lost), looked=True)
+    run, actions = _start(run, now, wall) if run.phase is Phase.LOOKING else (run, ())
+    return run, (*said, *actions)
 
 
 def not_begun(run: Run, now: float, wall: float, why: str) -> Next:
@@ -153,7 +156,7 @@ def _start(run: Run, now: float, wall: float) -> Next:
             settings.allocation, _count(run), avoided=run.avoided, suspects=suspects, previous=run.placement.nodes
         )
     except NoSpare as error:
-        return _over(run, now, run.exit_code or TERMINATED, str(error))
+        return _without(run, now, str(error))
     said = tuple(
         Say(f"{node} is used all the same, for no spare is left: {why}" if node in placement.nodes else
             f"{node} is left out: {why}")
@@ -169,6 +172,24 @@ def _start(run: Run, now: float, wall: float) -> Next:
         words=f"start {run.starts + 1} on {len(placement.nodes)} nodes",
     )  # fmt: skip
     return run, (*said, *left, begin)
+
+
+def _without(run: Run, now: float, why: str) -> Next:
+    """Too few nodes are left. But for `--no-kill` Slurm would requeue a job that has lost one: so is it done here, and
+    asked for again after another look where Slurm does not answer."""
+    if not run.lost:
+        return _over(run, now, run.exit_code or TERMINATED, why)
+    lost = ", ".join(node for node in run.settings.allocation.nodes if node in run.lost)
+    words = f"Slurm has lost {lost}, and the command cannot be started again here ({why}): the job is requeued"
+    said = () if words == run.words else (Say(words),)
+    return replace(run, phase=Phase.PAUSING, since=now, words=words), (*said, Requeue())
+
+
+def not_requeued(run: Run, now: float, wall: float) -> Next:
+    """Slurm does not requeue the job."""
+    if run.phase is not Phase.PAUSING:
+        return run, ()
+    return _over(run, now, run.exit_code or TERMINATED, "Slurm does not requeue the job")
 
 
 def _count(run: Run) -> int:
@@ -275,7 +296,14 @@ def _refusal(run: Run, order: RestartOrder, age_s: float, wall: float) -> str:
         return f"start {order.start} of the command is over: start {run.starts} runs"
     if run.in_batch and run.settings.allocation.batch_host in order.avoid:
         return f"the command runs in the batch script, which cannot leave {run.settings.allocation.batch_host}"
-    return _not_without(replace(run, avoided=run.avoided | set(order.avoid)), wall)
+    if why := _used_up(run) or late(run, wall, LAST_S + GIVE_UP_S, "it is "):  # what ends now is not started again
+        return why
+    avoided = run.avoided | set(order.avoid)
+    try:
+        choose(run.settings.allocation, _count(replace(run, avoided=avoided)), avoided=avoided)
+    except NoSpare as error:
+        return str(error)
+    return ""
 
 
 def requeued(run: Run, now: float, wall: float, resume_from: str) -> Next:
@@ -290,50 +318,8 @@ def released(run: Run, now: float, wall: float) -> Next:
     return _start(run, now, wall) if run.phase is Phase.LOOKING and run.looked else (run, ())
 
 
-# ------------------------------------------------------------------------------------ lost nodes
-
-
-def lost(run: Run, now: float, wall: float, nodes: tuple[str, ...]) -> Next:
-    """The command cannot continue without these nodes. But for `--no-kill` Slurm would end the job and requeue it:
-    what it leaves to us is done in every mode."""
-    if run.phase is not Phase.RUNNING or run.asked_at is not None:
-        return run, ()
-    run = replace(run, avoided=run.avoided | set(nodes))
-    gone = f"Slurm has lost {', '.join(nodes)}"
-    if why := _not_without(run, wall):
-        words = f"{gone}, and the command cannot be started again here ({why}): the job is requeued"
-        said = () if words == run.words else (Say(words),)
-        return replace(run, words=words), (*said, Requeue())
-    words = (
-        f"{gone}: the command is ended and started again without {'it' if len(nodes) == 1 else 'them'} "
-        f"(restart {run.starts} of at most {run.settings.max_restarts})"
-    )
-    failed = f"{gone}, and its command is {_restarting(run)}"
-    return _end_for_next(replace(run, words=words, failed=failed), now, Say(words))
-
-
-def _not_without(run: Run, wall: float) -> str:
-    """Why the command is not started again on the nodes that are left; empty: it is."""
-    if why := _used_up(run) or late(run, wall, LAST_S + GIVE_UP_S, "it is "):  # what ends now is not started again
-        return why
-    try:
-        choose(run.settings.allocation, _count(run), avoided=run.avoided)
-    except NoSpare as error:
-        return str(error)
-    return ""
-
-
 def _used_up(run: Run) -> str:
     return "" if run.restarts_left > 0 else f"all of its {run.settings.max_restarts} restarts are used up"
-
-
-def not_requeued(run: Run, now: float, wall: float) -> Next:
-    """Slurm does not requeue the job. It would end such a job, too."""
-    if run.phase is not Phase.RUNNING or run.asked_at is not None:
-        return run, ()
-    words = "Slurm does not requeue the job: it is ended"
-    ends = SignalTree("TERM") if run.in_batch or not run.steps else SignalSteps("TERM", run.steps)
-    return replace(run, asked_at=now, ends="TERM", words=words), (Say(words), ends)
 
 
 # ------------------------------------------------------------------------------------ ends

@@ -1,13 +1,13 @@
-"""Which nodes of the allocation the next start uses, and the environment and arguments of the command there. Pure."""
+"""The allocation as the script's environment has it, which nodes of it the next start uses, and the environment and
+arguments of the command there. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
 from ipaddress import ip_address
-from itertools import compress
+from itertools import compress, groupby
 from pathlib import PurePath
-from typing import NamedTuple
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.launch_options import (
@@ -20,11 +20,12 @@ from slurm_watchdog.knowledge.launch_options import (
     VARIABLES,
     name_of,
 )
-from slurm_watchdog.knowledge.srun_options import scaled_gpus
-from slurm_watchdog.slurm.node_names import fold_nodes
-from slurm_watchdog.supervisor.allocation import Allocation, repeated
+from slurm_watchdog.knowledge.srun_options import gpu_number, scaled_gpus
+from slurm_watchdog.slurm.node_names import MAX_NODES, expand_nodes, fold_nodes
 
 _NAMES = "|".join(sorted(each.replace("_", "[_-]") for each in NODES | PROCESSES | ADDRESSES))
+_NODES = "|".join(sorted(each.replace("_", "[_-]") for each in NODES))
+_LEAST = re.compile(rf"(?:^|[\s\"'])--?(?:{_NODES})(?:=|\s+)[\"']?(\d{{1,6}}):(\d{{1,6}})\b")
 _IN_SHELL = re.compile(
     rf"(?<![\w.+$-])((?:--?(?:[\w-]+\.)*(?:{_NAMES})(?:=|\s+)|\+{{0,2}}(?:[\w-]+\.)*(?:{_NAMES})=)[\"']?)"
     r"([^\s\"';&|()<>,]+)",
@@ -36,14 +37,96 @@ _SUFFIX = re.compile(r"(?:[-._](?!\d)|ib|hsn)[\w.-]*", re.IGNORECASE)
 beside gpu-1, it is the name of another node."""
 
 
-class Addresses(NamedTuple):
-    """IP addresses of nodes, as far as they are known."""
-
-    node_of: Mapping[str, str] = {}  # Address to its node.
-    of_node: Mapping[str, tuple[str, ...]] = {}  # Node to the addresses by which others reach it.
+_REPEATED = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
 
 
-NOT_ASKED = Addresses()
+class Allocation(Struct):
+    """The job that this process is in."""
+
+    job_id: str
+    restarts: int = 0
+    nodes: tuple[str, ...]  # In Slurm's order, which is that of the ranks.
+    batch_host: str = ""  # Where the batch script runs; empty in an allocation's shell, which may be anywhere.
+    tasks: tuple[int, ...] = ()  # Of each node (SLURM_TASKS_PER_NODE); empty: not known.
+    cpus: tuple[int, ...] = ()  # Of each node (SLURM_JOB_CPUS_PER_NODE); empty: not known.
+    gpus: int = 0  # Of all nodes together; 0: none, or not known.
+    end_at: float | None = None  # When its time is over, since the epoch; None: not known.
+
+
+FIRST_OF_SLURMS_OWN = 0xFFFFFFF0
+"""Step ids from here on are the batch script's and the like (slurm.h: SLURM_MAX_NORMAL_STEP_ID)."""
+
+
+def is_in_job(environ: Mapping[str, str]) -> bool:
+    """Whether this is a batch script, or an allocation's shell; a task of a step is none, for there are many."""
+    step = environ.get("SLURM_STEP_ID", "")
+    if step.isdecimal() and int(step) < FIRST_OF_SLURMS_OWN:
+        return False
+    return environ.get("SLURM_JOB_ID", "").isdecimal() and bool(environ.get("SLURM_JOB_NODELIST"))
+
+
+def read_allocation(environ: Mapping[str, str]) -> Allocation:
+    """The job of this environment. Raises ValueError with a sentence where `run` cannot supervise it."""
+    if environ.get("SLURM_HET_SIZE") or environ.get("SLURM_PACK_SIZE"):
+        raise ValueError(
+            "this is a heterogeneous job: `run` starts a command on the nodes of one component, and cannot tell "
+            "which; start the command without `run`, the watchdog requeues it as before"
+        )
+    if not is_in_job(environ):
+        raise ValueError("SLURM_JOB_ID and SLURM_JOB_NODELIST are not set: this is not a batch script")
+    nodes = expand_nodes(environ["SLURM_JOB_NODELIST"])
+    if not nodes:
+        raise ValueError("SLURM_JOB_NODELIST names no node")
+    end, restarts = environ.get("SLURM_JOB_END_TIME", ""), environ.get("SLURM_RESTART_COUNT", "")
+    tasks = _of_each(environ.get("SLURM_TASKS_PER_NODE", ""), len(nodes))
+    return Allocation(
+        job_id=environ["SLURM_JOB_ID"],
+        restarts=int(restarts) if restarts.isdecimal() else 0,
+        nodes=nodes,
+        batch_host=environ.get("SLURMD_NODENAME", ""),
+        tasks=tasks,
+        cpus=_of_each(environ.get("SLURM_JOB_CPUS_PER_NODE", ""), len(nodes)),
+        gpus=_all_gpus(environ, len(nodes), alike="SLURM_GPUS_PER_TASK" not in environ or len(set(tasks)) == 1),
+        end_at=float(end) if end.isdecimal() else None,
+    )
+
+
+def node_count(wanted_nodes: int | None, spares: int, allocation: Allocation) -> int:
+    """Nodes of a start. Raises ValueError with a sentence."""
+    have = len(allocation.nodes)
+    count = have - spares if wanted_nodes is None else wanted_nodes
+    if count < 1 or count + spares > have:
+        asked = f"--nodes={wanted_nodes} " if wanted_nodes is not None else ""
+        raise ValueError(f"{asked}--spares={spares} takes more than the {have} nodes of this job: sbatch --nodes=N+S")
+    return count
+
+
+def _all_gpus(environ: Mapping[str, str], nodes: int, *, alike: bool) -> int:
+    """By --gpus, --gpus-per-node, or what this node has where all nodes are `alike` (sbatch(1), OUTPUT ENVIRONMENT)."""
+    if "SLURM_GPUS" in environ:
+        return gpu_number(environ["SLURM_GPUS"])
+    each = environ.get("SLURM_GPUS_PER_NODE") or (environ.get("SLURM_GPUS_ON_NODE", "") if alike else "")
+    return gpu_number(each) * nodes
+
+
+def _of_each(text: str, count: int) -> tuple[int, ...]:
+    """`2(x3),1` is 2, 2, 2, 1; nothing where it is not a number for each of `count` nodes."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = _REPEATED.fullmatch(part)
+        if match is None or int(match[2] or 1) > MAX_NODES:
+            return ()
+        found += [int(match[1])] * int(match[2] or 1)
+    return tuple(found) if len(found) == count else ()
+
+
+def repeated(numbers: tuple[int, ...]) -> str:
+    """2, 2, 2, 1 as Slurm writes it: `2(x3),1`."""
+    counts = [(number, len(list(group))) for number, group in groupby(numbers)]
+    return ",".join(f"{number}(x{count})" if count > 1 else str(number) for number, count in counts)
+
+
+# ------------------------------------------------------------------------------------ one start
 
 
 class NoSpare(Exception):
@@ -85,6 +168,12 @@ def choose(
     )
 
 
+def least_nodes(command: Sequence[str], count: int) -> int:
+    """On how few nodes the command can run by its own words (torchrun's --nnodes=MIN:MAX), or `count`."""
+    found = _LEAST.search(" ".join(command))
+    return min(count, max(1, int(found[1]))) if found is not None and int(found[1]) < int(found[2]) else count
+
+
 def task_count(allocation: Allocation, nodes: Collection[str]) -> int:
     """Tasks of the command on these nodes; 0 where the job has no such number."""
     return sum(number for node, number in zip(allocation.nodes, allocation.tasks, strict=False) if node in nodes)
@@ -96,9 +185,10 @@ def gpu_count(allocation: Allocation, nodes: Collection[str]) -> int:
 
 
 def environment(
-    allocation: Allocation, placement: Placement, environ: Mapping[str, str], addresses: Addresses = NOT_ASKED
+    allocation: Allocation, placement: Placement, environ: Mapping[str, str], first: Collection[str] = ()
 ) -> dict[str, str]:
-    """The variables of `environ` that are different on these nodes, with their values there."""
+    """The variables of `environ` that are different on these nodes, with their values there. `first`: IP addresses of
+    the allocation's first node."""
     if placement.nodes == allocation.nodes:
         return {}
     nodes, count = fold_nodes(placement.nodes), str(len(placement.nodes))
@@ -115,40 +205,22 @@ def environment(
     changed = {name: value for name, value in values.items() if value and name in environ}
     for name, value in environ.items():
         if name.isupper():
-            changed.setdefault(name, _value(name_of(name), value, allocation, placement, addresses))
+            changed.setdefault(name, _value(name_of(name), value, allocation, placement, first))
     return {name: value for name, value in changed.items() if value != environ[name]}
 
 
-def _address(text: str, allocation: Allocation, placement: Placement, addresses: Addresses) -> str:
-    """`host`, `host:port` or a URL of rank 0, with its new host where it named a node of the allocation."""
+def _address(text: str, allocation: Allocation, placement: Placement, first: Collection[str]) -> str:
+    """`host`, `host:port` or a URL of rank 0, with the name of its new host where it meant a node of the allocation."""
     scheme, separator, rest = text.rpartition("://")
     place, slash, path = rest.partition("/")
-    host, port = _split(place)
+    host, colon, port = place.rpartition(":") if place.count(":") == 1 or "]:" in place else (place, "", "")
     try:
-        ip = str(ip_address(host))
-    except ValueError:  # a name
-        ip = ""
-    node, suffix = (addresses.node_of.get(ip), "") if ip else _node_of(host, allocation)
-    first = placement.nodes[0]
-    if node is None or node == first or (node != allocation.nodes[0] and node in placement.nodes):
+        node, suffix = allocation.nodes[0] if str(ip_address(host.strip("[]"))) in first else None, ""
+    except ValueError:
+        node, suffix = _node_of(host, allocation)
+    if node is None or node == placement.nodes[0] or (node != allocation.nodes[0] and node in placement.nodes):
         return text
-    if not ip:
-        return f"{scheme}{separator}{first}{suffix}{port}{slash}{path}"
-    known = (each for each in addresses.of_node.get(first, ()) if (":" in each) == (":" in ip))
-    found = next(known, first)
-    found = f"[{found}]" if ":" in found and place.startswith("[") else found
-    return f"{scheme}{separator}{found}{port}{slash}{path}"
-
-
-def _split(text: str) -> tuple[str, str]:
-    """(host, the port with its colon); an address of IPv6 stands in brackets where a port follows."""
-    if text.startswith("["):
-        host, _, port = text[1:].partition("]")
-        return host, port
-    if text.count(":") > 1:
-        return text, ""
-    host, colon, port = text.partition(":")
-    return host, colon + port
+    return f"{scheme}{separator}{placement.nodes[0]}{suffix}{colon}{port}{slash}{path}"
 
 
 def _node_of(host: str, allocation: Allocation) -> tuple[str | None, str]:
@@ -161,14 +233,8 @@ def _node_of(host: str, allocation: Allocation) -> tuple[str | None, str]:
     return node, host[len(node or "") :]
 
 
-def mentions_address(command: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether rank 0's host may be written as an IP address."""
-    values = [value for name, value in environ.items() if name.isupper() and name_of(name) in ADDRESSES]
-    return any(re.search(r"\d\.\d{1,3}\.\d{1,3}\.\d|[0-9a-fA-F]?:[0-9a-fA-F]*:", each) for each in (*values, *command))
-
-
 def arguments(
-    command: Sequence[str], allocation: Allocation, placement: Placement, addresses: Addresses = NOT_ASKED
+    command: Sequence[str], allocation: Allocation, placement: Placement, first: Collection[str] = ()
 ) -> tuple[str, ...]:
     """The command's words on these nodes: rank 0's host in options that held a node of the allocation and nothing else,
     and the numbers of nodes and processes in options that held the allocation's. So too in the line for `bash -c`."""
@@ -176,7 +242,7 @@ def arguments(
         return tuple(command)
 
     def value(name: str, given: str) -> str:
-        return _value(name_of(name), given, allocation, placement, addresses)
+        return _value(name_of(name), given, allocation, placement, first)
 
     found: list[str] = []
     for index, word in enumerate(command):
@@ -205,10 +271,10 @@ def _is_shell_line(command: Sequence[str], index: int) -> bool:
     return PurePath(command[before]).name in SHELLS
 
 
-def _value(name: str, given: str, allocation: Allocation, placement: Placement, addresses: Addresses) -> str:
+def _value(name: str, given: str, allocation: Allocation, placement: Placement, first: Collection[str]) -> str:
     """What an option (by `name_of`) is on these nodes; as it was where it is none of ours, or says something else."""
     if name in ADDRESSES:
-        return _address(given, allocation, placement, addresses)
+        return _address(given, allocation, placement, first)
     if name in NODES:
         total, have = len(allocation.nodes), len(placement.nodes)
         return {f"{total}": f"{have}", f"{total}:{total}": f"{have}:{have}"}.get(given, given)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -31,7 +30,6 @@ PLAN, CALLS, LOCK, NAME = "plan", "calls", "lock", "srun"
 they choose their nodes; itself."""
 _ALONE = FLAGS | OPTIONAL | OF_PYXIS
 _KNOWN = _ALONE | PLACING
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class Plan(NamedTuple):
@@ -62,14 +60,6 @@ class Rewritten(NamedTuple):
     arguments: tuple[str, ...]
     unmet: str = ""  # Why they are as they were, where a wish cannot be met here.
     nodes: tuple[str, ...] = ()  # Where the step goes; empty: not known.
-
-
-class Hosts(NamedTuple):
-    """A file with the node of each task, on the nodes of this start."""
-
-    path: str
-    before: int  # Tasks in the file that srun was called with.
-    nodes: tuple[str, ...]  # Of each task.
 
 
 class _Unmet(Exception):
@@ -115,25 +105,14 @@ def main(directory: str, *arguments: str) -> None:
 
 
 def _rewrite_call(arguments: Sequence[str], plan: Plan, place: Path) -> Rewritten:
-    """Leaves a file for this call, with its nodes in it, and one with the node of each task where it had such a one."""
-    given = {each.name: each.value for each in parse(arguments)[0]}
-    name, before, hosts = file_named(given, os.environ) if plan.left_out else "", None, None
-    try:
-        before = hosts_in(Path(name).read_text()) if name else None
-    except (OSError, ValueError):
-        pass
-    if before is not None:
-        hosts = Hosts(str(place / f"hosts.{os.getpid()}"), len(before), tuple(moved(before, plan)))
-        Path(hosts.path).write_text("".join(f"{host}\n" for host in hosts.nodes))
+    """Leaves a file for this call, with its nodes in it."""
     calls = place / CALLS
     with (place / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two calls side by side take different nodes
         running = [call for call in calls.iterdir() if Path(f"/proc/{call.name}").exists()]
         busy = {node for call in running for node in call.read_text().split(",")}
-        rewritten = rewrite(arguments, plan, busy, os.environ, hosts)
+        rewritten = rewrite(arguments, plan, busy, os.environ)
         (calls / str(os.getpid())).write_text(",".join(rewritten.nodes))
-    if hosts is not None and not rewritten.unmet and not given.keys() & {"nodefile", "nodelist"}:
-        os.environ["SLURM_HOSTFILE"] = hosts.path
     return rewritten
 
 
@@ -181,12 +160,11 @@ def _letters(word: str, left: list[str]) -> list[Option]:
 
 
 def rewrite(
-    arguments: Sequence[str], plan: Plan, busy: Collection[str] = (), environ: Mapping[str, str] = {},
-    hosts: Hosts | None = None,
-) -> Rewritten:  # fmt: skip
+    arguments: Sequence[str], plan: Plan, busy: Collection[str] = (), environ: Mapping[str, str] = {}
+) -> Rewritten:
     """The arguments by which srun starts the same on the nodes of `plan`; unchanged where that cannot be. `busy`: nodes
     of the command's steps that run. Of small steps side by side each gets nodes of its own: beside --exclude Slurm
-    takes the first nodes for all, and they wait for each other (22.05). `hosts`: what its file of nodes has become."""
+    takes the first nodes for all, and they wait for each other (22.05)."""
     options, command = parse(arguments)
     given = {option.name: option.value for option in options}
     if not command or given.keys() & NO_LAUNCH or given.get("jobid", plan.job_id) != plan.job_id:
@@ -194,40 +172,42 @@ def rewrite(
     placed: dict[str, str | None] = {}
     try:
         if plan.left_out:
-            if other := sorted(given.keys() & OTHER_PLACING):
-                raise _Unmet(f"--{other[0]} already places the step")
-            if ":" in command:
-                raise _Unmet("it has several parts (`:`)")
-            by_file = file_named(given, environ)
-            placed = _by_file(given, plan, hosts) if by_file else _place(given, plan, busy, environ)
+            if why := _other_placing(given, command, environ):
+                raise _Unmet(why)
+            placed = _place(given, plan, busy)
     except _Unmet as wish:
         return Rewritten(tuple(arguments), str(wish))
     kept = [word for option in options if option.name not in placed for word in option.words]
     added = [f"--{name}={value}" for name, value in placed.items()]
-    if "no-kill" not in given:
-        added.append("--no-kill")
     if plan.overlap and not given.keys() & {"overlap", "exclusive"}:
         added.append("--overlap")
     separator = ("--",) if "--" in arguments[: len(arguments) - len(command)] else ()
     listed = placed.get("nodelist")
     nodes = plan.nodes if "nodes" in placed else tuple(listed.split(",")) if listed else ()
-    return Rewritten((*added, *kept, *separator, *command), "", nodes if hosts is None else hosts.nodes)
+    return Rewritten((*added, *kept, *separator, *command), "", nodes)
 
 
-def _place(
-    given: dict[str, str | None], plan: Plan, busy: Collection[str], environ: Mapping[str, str]
-) -> dict[str, str | None]:
-    """Option to its new value; the old ones of that name go."""
+def _other_placing(given: dict[str, str | None], command: Sequence[str], environ: Mapping[str, str]) -> str:
+    """What places its tasks in a way of its own; empty: nothing."""
+    listed = given.get("nodelist") or ""
+    if other := sorted(given.keys() & OTHER_PLACING):
+        return f"--{other[0]} already places the step"
+    if ":" in command:
+        return "it has several parts (`:`)"
     if (given.get("distribution") or environ.get("SLURM_DISTRIBUTION", "")).startswith("arbitrary"):
-        raise _Unmet("--distribution=arbitrary places each task by a list")
+        return "--distribution=arbitrary places each task by a list"
+    # As Slurm's src/srun/opt.c has it: the variable counts where no list is given, whatever the distribution.
+    if "nodefile" in given or "/" in listed or (not listed and environ.get("SLURM_HOSTFILE")):
+        return "a file of nodes places its tasks"
+    return "--exclude names a file" if "/" in (given.get("exclude") or "") else ""
+
+
+def _place(given: dict[str, str | None], plan: Plan, busy: Collection[str]) -> dict[str, str | None]:
+    """Option to its new value; the old ones of that name go."""
     have, total = len(plan.nodes), len(plan.nodes) + len(plan.left_out)
-    excluded = given.get("exclude")
-    if excluded and "/" in excluded:
-        raise _Unmet("--exclude names a file")
-    placed: dict[str, str | None] = {"exclude": ",".join([*([excluded] if excluded else []), *plan.left_out])}
-    listed = _listed(given.get("nodelist"), plan)
-    if listed is not None:
-        placed["nodelist"] = listed
+    placed: dict[str, str | None] = {"exclude": ",".join(filter(None, [given.get("exclude"), *plan.left_out]))}
+    if (listed := given.get("nodelist")) and (left := _listed(listed, plan)):
+        placed["nodelist"] = left
     ntasks, few = _number(given.get("ntasks")), 0
     if (asked := given.get("nodes")) is not None:
         low, high = _range(asked)
@@ -258,24 +238,8 @@ def _place(
     return placed
 
 
-def _by_file(given: dict[str, str | None], plan: Plan, hosts: Hosts | None) -> dict[str, str | None]:
-    """As _place, where the file says it."""
-    if hosts is None or not hosts.nodes:
-        raise _Unmet("its file of nodes cannot be read, has more in it than a name a line, or none of this start")
-    placed: dict[str, str | None] = {name: hosts.path for name in ("nodelist", "nodefile") if given.get(name)}
-    if len(placed) > 1:
-        del placed["nodelist"]
-    if _number(given.get("nodes")) == len(plan.nodes) + len(plan.left_out):
-        placed["nodes"] = str(len(plan.nodes))
-    if _number(given.get("ntasks")) == hosts.before:
-        placed["ntasks"] = str(len(hosts.nodes))
-    return placed
-
-
-def _listed(given: str | None, plan: Plan) -> str | None:
-    """What is left of a list of nodes; None where all of it is."""
-    if not given:
-        return None
+def _listed(given: str, plan: Plan) -> str:
+    """What is left of a list of nodes; empty where all of it is."""
     from slurm_watchdog.slurm.node_names import expand_nodes
 
     try:
@@ -286,7 +250,7 @@ def _listed(given: str | None, plan: Plan) -> str | None:
     if not left:
         raise _Unmet(f"--nodelist={given}, and none of these is used by this start")
     if len(left) == len(wanted):
-        return None
+        return ""
     # The whole allocation, which a script has kept: the nodes of this start take its place.
     return ",".join(plan.nodes if set(plan.nodes) <= set(wanted) or len(wanted) >= len(plan.nodes) else left)
 
@@ -301,31 +265,3 @@ def _range(text: str) -> tuple[int, int]:
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
-
-
-# ------------------------------------------------------------------------------------ files of nodes
-
-
-def file_named(given: Mapping[str, str | None], environ: Mapping[str, str]) -> str:
-    """By which file srun with these options places its tasks (SLURM_HOSTFILE, `--nodefile`, `--nodelist=FILE`); empty:
-    by none. As Slurm's src/srun/opt.c (later src/common/slurm_opt.c) has it: the variable counts where no list is
-    given, whatever the distribution."""
-    listed = given.get("nodefile") or given.get("nodelist") or ""
-    if not listed:
-        return environ.get("SLURM_HOSTFILE", "")
-    return listed if given.get("nodefile") or "/" in listed else ""
-
-
-def hosts_in(text: str) -> list[str] | None:
-    """One node a line, in the order of the tasks; None: it is written in another way (`n[1-4]`, `n1*8`)."""
-    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
-    hosts = [line for line in lines if line]
-    return hosts if hosts and all(_HOST.fullmatch(host) for host in hosts) else None
-
-
-def moved(hosts: Sequence[str], plan: Plan) -> list[str]:
-    """The same on the nodes of this start: for each node that is left out one that has no tasks yet. Where there are
-    too few of these, as in a list of the whole job with its spares, the others have no tasks."""
-    gone = [node for node in dict.fromkeys(hosts) if node in plan.left_out]
-    instead = dict(zip(gone, [node for node in plan.nodes if node not in hosts], strict=False))
-    return [instead.get(host, host) for host in hosts if host in instead or host not in gone]

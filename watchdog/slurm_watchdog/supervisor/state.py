@@ -17,8 +17,7 @@ from slurm_watchdog.model.supervisor import (
     SupervisorState,
     SupervisorStatus,
 )
-from slurm_watchdog.supervisor.allocation import Allocation
-from slurm_watchdog.supervisor.placement import Placement
+from slurm_watchdog.supervisor.placement import Allocation, Placement
 
 KILL_WAIT_S = 30.0  # Between SIGTERM to a command and SIGKILL, as Slurm's KillWait has it by default.
 RESTART_DELAY_S = 15.0
@@ -60,6 +59,7 @@ class Run(Struct):
     begun_ticks: int = 0  # See SupervisorStatus.
     placement: Placement = Placement(nodes=())
     avoided: frozenset[str] = frozenset()
+    lost: frozenset[str] = frozenset()  # Of these: that Slurm has taken out of the job.
     resume_from: str = ""
     """See SupervisorStatus.resumed_from: of the present start, and of the next one that is being prepared."""
     suspects: Mapping[str, str] = {}  # Node to what the newest look found.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.detect import checkpoint_overdue, wedged_teardown
+from slurm_watchdog.detect import job_rules, wedged_teardown
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.model.cluster_view import Checkpoint, ErrorLine, JobView
 from slurm_watchdog.model.incidents import Finding, Truth
@@ -148,7 +148,7 @@ def overdue(**changes: Any) -> list[Finding]:
         "run_age_s": 90_000.0,
         "progress": progress(5.0, step=900),
     }
-    return checkpoint_overdue.detect(cluster(job(**{**given, **changes})))
+    return job_rules.CHECKPOINT_OVERDUE.detect(cluster(job(**{**given, **changes})))
 
 
 def test_a_job_that_does_not_save_any_more_is_told() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.detect.ends_soon import EndsSoon, detect
+from slurm_watchdog.detect.job_rules import ENDS_SOON, EndsSoon
 from slurm_watchdog.model.cluster_view import Checkpoint
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.slurm import Reservation
@@ -35,7 +35,7 @@ def truth(
     **of_job: Any,
 ) -> Truth | None:
     seen = job(job=slurm_job(**{"nodes": ("n1", "n2"), **of_job}), progress=runs or progress(5.0))
-    found = detect(cluster(seen, reservations=reservations, date=date), settings or EndsSoon())
+    found = ENDS_SOON.detect(cluster(seen, reservations=reservations, date=date), settings or EndsSoon())
     return found[0].truth if found else None
 
 
@@ -76,7 +76,7 @@ def test_it_fires_for_what_ends_the_job_before_it_is_done(reservations: Any, mor
 
 def test_the_sentence_names_what_when_and_the_nodes_and_may_be_acted_on() -> None:
     seen = job(job=slurm_job(nodes=("n1", "n2")), checkpoint=Checkpoint(step=480, age_s=60.0))
-    (found,) = detect(cluster(seen, reservations=(maint(1800, "n2"),), date=NOW), EndsSoon())
+    (found,) = ENDS_SOON.detect(cluster(seen, reservations=(maint(1800, "n2"),), date=NOW), EndsSoon())
     assert found.summary == (
         "Job 7 is not done when maintenance (reservation maint) takes n2, in 30 min. "
         "Its last complete checkpoint is of step 480."
@@ -86,7 +86,7 @@ def test_the_sentence_names_what_when_and_the_nodes_and_may_be_acted_on() -> Non
 
 def test_a_job_that_its_own_limit_ends_first_is_not_said_to_be_cut_by_a_later_maintenance() -> None:
     seen = job(job=slurm_job(nodes=("n1", "n2"), **LIMIT))
-    (found,) = detect(cluster(seen, reservations=(maint(2400, "n2"),), date=NOW), HALF)
+    (found,) = ENDS_SOON.detect(cluster(seen, reservations=(maint(2400, "n2"),), date=NOW), HALF)
     assert "its time limit of 90 min ends it" in found.summary and found.culprits == (), found.summary
 
 

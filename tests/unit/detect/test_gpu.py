@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.detect import gpu_clock_low, gpu_fault
+from slurm_watchdog.detect import device_rules, gpu_fault
 from slurm_watchdog.detect.gpu_fault import GpuFault
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.cluster_view import ClusterView, RankGpu
@@ -185,7 +185,7 @@ def test_on_a_node_that_was_drained_nothing_is_told() -> None:
 
 def clocks(*cards: GpuView) -> Finding:
     seats = tuple(RankGpu(rank=rank, pid=100 + rank, view=each) for rank, each in enumerate(cards))
-    (found,) = gpu_clock_low.detect(cluster(job(gpus=seats)))
+    (found,) = device_rules.CLOCK_LOW.detect(cluster(job(gpus=seats)))
     return found
 
 

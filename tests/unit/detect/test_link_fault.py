@@ -12,7 +12,7 @@ from slurm_watchdog.analysis.links import stopped
 from slurm_watchdog.controller.node_history.suspicion import blamed
 from slurm_watchdog.controller.state.nodes import KnownLink, look_at
 from slurm_watchdog.detect import slow_node
-from slurm_watchdog.detect.link_fault import detect
+from slurm_watchdog.detect.device_rules import LINK_FAULT
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.diagnose.recorded_collectives import with_links
 from slurm_watchdog.model.cluster_view import ClusterView
@@ -52,7 +52,7 @@ WRONG = view(FLAPS)
 
 
 def bad(of: ClusterView) -> list[Finding]:
-    return [each for each in detect(of) if each.truth is Truth.BAD]
+    return [each for each in LINK_FAULT.detect(of) if each.truth is Truth.BAD]
 
 
 def test_link_that_flaps_is_named_with_its_times_and_held_against_its_node() -> None:

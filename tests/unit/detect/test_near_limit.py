@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.detect.near_limit import detect
+from slurm_watchdog.detect.job_rules import NEAR_LIMIT
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Severity, Truth
 from slurm_watchdog.model.node_view import NodeView, SeenUsage
@@ -38,7 +38,7 @@ WRONG = view(used(Resource.MEMORY, 97 * GIB, 100 * GIB, job_id="7", step_id="0")
 
 
 def test_memory_that_is_nearly_used_up_is_a_notice_that_names_nobody() -> None:
-    (finding,) = detect(WRONG)
+    (finding,) = NEAR_LIMIT.detect(WRONG)
     assert (finding.truth, finding.severity, finding.culprits) == (Truth.BAD, Severity.INFO, ())
     assert finding.summary == ("Job 7 is near a limit: memory of its processes on n1: 97.0 GiB of 100.0 GiB (97%).")
 
@@ -59,7 +59,7 @@ def test_memory_that_is_nearly_used_up_is_a_notice_that_names_nobody() -> None:
     ],
 )
 def test_other_limits_are_said_in_their_own_words(seen: ClusterView, words: str) -> None:
-    (finding,) = detect(seen)
+    (finding,) = NEAR_LIMIT.detect(seen)
     assert finding.truth is Truth.BAD and words in finding.summary
 
 
@@ -80,7 +80,7 @@ def test_other_limits_are_said_in_their_own_words(seen: ClusterView, words: str)
     ids=["well", "another job's", "not near", "refused long ago", "waits for a disk", "no node", "nothing said"],
 )
 def test_nothing_is_said_of_what_is_not_near_or_not_known(seen: ClusterView, truth: Truth) -> None:
-    (finding,) = detect(seen)
+    (finding,) = NEAR_LIMIT.detect(seen)
     assert finding.truth is truth
 
 

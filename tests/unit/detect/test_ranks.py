@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.detect import dead_rank, gpu_idle_rank, rank_stopped
+from slurm_watchdog.detect import dead_rank, rank_rules
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.model.cluster_view import ErrorLine, JobView, RankGpu, StepTime
 from slurm_watchdog.model.incidents import Finding, Truth
@@ -29,7 +29,7 @@ def only(findings: list[Finding]) -> Finding:
 
 
 def stopped(view: JobView) -> Finding:
-    return only(rank_stopped.detect(cluster(view), CollectiveHang()))
+    return only(rank_rules.STOPPED.detect(cluster(view), CollectiveHang()))
 
 
 def with_rank_2(**changes: Any) -> JobView:
@@ -173,7 +173,7 @@ def quiet(rank: int, cpu_ratio: float | None = 0.0, io_bytes_s: float | None = 0
 
 
 def idle(view: JobView) -> Finding:
-    return only(gpu_idle_rank.detect(cluster(view), CollectiveHang()))
+    return only(rank_rules.GPU_IDLE.detect(cluster(view), CollectiveHang()))
 
 
 def standing(idle_ones: dict[int, float], **changes: Any) -> JobView:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from slurm_watchdog.analysis.step_statistics import segments
-from slurm_watchdog.detect import loss_nan, loss_spike, slow_job
+from slurm_watchdog.detect import job_rules, slow_job
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.model.cluster_view import LossPoint, StepTime
 from slurm_watchdog.model.incidents import Finding, Truth
@@ -188,7 +188,7 @@ def points(losses: Sequence[float]) -> tuple[LossPoint, ...]:
 
 
 def spiked(losses: Sequence[float]) -> Finding:
-    (found,) = loss_spike.detect(cluster(job(losses=points(losses))))
+    (found,) = job_rules.LOSS_SPIKE.detect(cluster(job(losses=points(losses))))
     return found
 
 
@@ -210,7 +210,7 @@ def test_one_bad_batch_and_the_fall_of_the_beginning_are_no_spike() -> None:
 
 
 def nan(losses: Sequence[float]) -> Finding:
-    (found,) = loss_nan.detect(cluster(job(losses=points(losses))))
+    (found,) = job_rules.LOSS_NAN.detect(cluster(job(losses=points(losses))))
     return found
 
 
@@ -244,8 +244,8 @@ def test_a_bad_loss_is_acted_on_only_where_a_restart_resumes_from_before(
     on_disk: tuple[Checkpoint, ...], acts: bool, word: str
 ) -> None:
     for detect, bad in (
-        (loss_nan.detect, [math.nan] * 5),
-        (loss_spike.detect, noisy([4.0] * 110, 2)),
+        (job_rules.LOSS_NAN.detect, [math.nan] * 5),
+        (job_rules.LOSS_SPIKE.detect, noisy([4.0] * 110, 2)),
     ):
         view = job(losses=points(noisy([2.0] * 100, 1) + bad), checkpoints_on_disk=on_disk)
         (found,) = detect(cluster(view))
@@ -254,6 +254,6 @@ def test_a_bad_loss_is_acted_on_only_where_a_restart_resumes_from_before(
 
 def test_a_bad_loss_whose_beginning_is_not_known_or_that_may_recover_is_reported_alone() -> None:
     known = {"checkpoints_on_disk": (checkpoint(1),)}
-    (since_ever,) = loss_nan.detect(cluster(job(losses=points([math.nan] * 50)[2:], **known)))
-    (short,) = loss_spike.detect(cluster(job(losses=points(noisy([2.0] * 100, 1) + [4.0] * 50), **known)))
+    (since_ever,) = job_rules.LOSS_NAN.detect(cluster(job(losses=points([math.nan] * 50)[2:], **known)))
+    (short,) = job_rules.LOSS_SPIKE.detect(cluster(job(losses=points(noisy([2.0] * 100, 1) + [4.0] * 50), **known)))
     assert [(each.truth, each.actionable) for each in (since_ever, short)] == [(Truth.BAD, False)] * 2

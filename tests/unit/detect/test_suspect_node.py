@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.detect.suspect_node import detect
+from slurm_watchdog.detect.node_rules import SUSPECT
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.node_events import NodeSuspicion
 from slurm_watchdog.model.node_view import SlurmNodeView
@@ -33,7 +33,7 @@ def suspect(score: float) -> tuple[NodeSuspicion, ...]:
     ids=["suspect", "not yet", "fades", "faded", "mended", "out of service", "no memory"],
 )
 def test_suspect_node(known: tuple[NodeSuspicion, ...] | None, more: dict[str, Any], truth: Truth | None) -> None:
-    found = detect(cluster(suspects=known, **more))
+    found = SUSPECT.detect(cluster(suspects=known, **more))
     assert [each.truth for each in found] == ([] if truth is None else [truth])
     if truth is Truth.BAD:
         assert found[0].culprits[0].gpu_uuid == "GPU-0" and "Xid 3 days ago" in found[0].facts

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.detect import agent_silent, node_down
+from slurm_watchdog.detect import node_rules
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.slurm import parse
 from tests.builders.lost_nodes import cluster
@@ -36,7 +36,11 @@ def states(capture: Path) -> dict[str, tuple[str, ...]]:
 def blamed(state: str) -> list[str]:
     """What is said of a node in this state, without a job, whose agent is silent."""
     view = cluster(1, of=10, states={"n0": state})
-    return [each.kind for each in (*agent_silent.detect(view), *node_down.detect(view)) if each.truth is Truth.BAD]
+    return [
+        each.kind
+        for each in (*node_rules.SILENT.detect(view), *node_rules.DOWN.detect(view))
+        if each.truth is Truth.BAD
+    ]
 
 
 @RELEASES

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
-from slurm_watchdog.analysis.step_statistics import MAD_TO_SIGMA
+from slurm_watchdog.analysis.level_shift import MAD_TO_SIGMA
 from slurm_watchdog.base.averages import median
 from slurm_watchdog.model.node_view import LinkView, NodeView
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.level_shift import Rise, find_creep, find_rise, quantum
+from slurm_watchdog.analysis.level_shift import Rise, comparable, find_creep, find_rise, quantum
 from slurm_watchdog.analysis.links import facts_of
 from slurm_watchdog.analysis.slow_node_suspects import is_first_run, present_speed, search_facts
-from slurm_watchdog.analysis.step_statistics import comparable
 from slurm_watchdog.base.averages import median
 from slurm_watchdog.base.memo import by_identity
 from slurm_watchdog.base.structs import Struct

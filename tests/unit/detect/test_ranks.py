@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.detect import dead_rank, rank_rules
+from slurm_watchdog.detect import rank_rules
 from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.lingering_job import dead_rank
 from slurm_watchdog.model.cluster_view import ErrorLine, JobView, RankGpu, StepTime
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.node_view import GpuView
@@ -70,7 +71,7 @@ def test_nothing_is_cleared_while_a_node_is_silent() -> None:
 
 
 def died(view: JobView) -> Finding:
-    return only(dead_rank.detect(cluster(view)))
+    return only(dead_rank(cluster(view)))
 
 
 def test_a_rank_that_is_gone_is_told_within_seconds() -> None:

@@ -17,6 +17,7 @@ from slurm_watchdog.detect.rule import About, Rule, Seen, Sign
 from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.diagnose.culprit_words import describe
 from slurm_watchdog.knowledge.drivers import Driver, driver_of
+from slurm_watchdog.knowledge.limits import most_odd
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, RankGpu
@@ -26,7 +27,6 @@ from slurm_watchdog.model.observations import Blocked, Role
 
 # ------------------------------------------------------------------------------------------------ clocks
 
-MAX_ODD_SHARE = 0.25  # More of a group than this share are no odd ones.
 CHOSEN = frozenset({"gpu_idle", "applications_clocks_setting", "sync_boost", "display_clock_setting"})
 """Throttle reasons that someone chose, or that are none."""
 PEERS_SHARE = 0.1  # Slower than the median of the job's busy GPUs by more than this.
@@ -82,7 +82,7 @@ def _is_odd(each: RankGpu, clock_hz: float, group: list[tuple[RankGpu, float]]) 
     beside = sum(1 for other, _ in group if other.view.node == each.view.node)
     alike = [other for other, hz in group if hz * (1 - OWN_SHARE) <= clock_hz]
     alike_beside = sum(1 for other in alike if other.view.node == each.view.node)
-    return len(alike) <= max(1, MAX_ODD_SHARE * len(group)) and (beside == 1 or alike_beside < beside)
+    return len(alike) <= most_odd(len(group)) and (beside == 1 or alike_beside < beside)
 
 
 def _is_held_back(each: RankGpu) -> bool:

@@ -37,7 +37,7 @@ from slurm_watchdog.diagnose.culprit_words import describe, describe_all
 from slurm_watchdog.diagnose.logs.root_cause import facts_of_ends, failed_first, how_they_ended, last_error_before_end
 from slurm_watchdog.diagnose.stacks.sentences import group_words
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
-from slurm_watchdog.knowledge.limits import PhaseLimits, span
+from slurm_watchdog.knowledge.limits import PhaseLimits, most_odd, span
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, RankGpu, StackSnapshot
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, StackRequest
@@ -252,7 +252,6 @@ SPEC = DetectorSpec(
 
 # ---------------------------------------------------------------------------------------- a rank that has just exited
 
-MAX_DEAD_SHARE = 0.25  # At most this share of the ranks, and never half of them: more at once is an ending, or a node.
 RESTING = 0.8  # Share of the survivors' GPUs.
 UNSURE_S = 60.0  # So long others may take to leave where the training may be over, as with `srun --wait=60`.
 
@@ -305,7 +304,8 @@ def last_sentences(job: JobView, first: ProcessView, dead: Iterable[ProcessView]
 
 
 def _are_many(gone: int, ranks: int) -> bool:
-    return gone > max(1, MAX_DEAD_SHARE * ranks) or 2 * gone >= ranks
+    """More at once is an ending, or a node; so is half of them."""
+    return gone > most_odd(ranks) or 2 * gone >= ranks
 
 
 def _was_not_over(job: JobView, first: ProcessView) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from slurm_watchdog.analysis.job_state import is_on_storage, is_unseen, made_last_step
 from slurm_watchdog.analysis.progress_limit import loop_clock, progress_limit, with_a_step
-from slurm_watchdog.analysis.rank_activity import MAX_ODD_SHARE, RankState, activities
+from slurm_watchdog.analysis.rank_activity import RankState, activities
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.rule import Rule, Seen, Sign, lasting
 from slurm_watchdog.detect.spec import HANGS, STORAGE
 from slurm_watchdog.diagnose.stacks.vote import vote
-from slurm_watchdog.knowledge.limits import PhaseLimits
+from slurm_watchdog.knowledge.limits import PhaseLimits, most_odd
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
@@ -127,9 +127,9 @@ def _idle_among_busy(job: JobView, now: float, idle_for_s: float) -> list[RankGp
     unsure = (g for g in job.gpus if g.view.idle_since is None and g.view.busy_since is None)
     perhaps: set[int | None] = {g.rank for g in unsure if (g.view.gpu.utilization_ratio or 0.0) < BUSY_RATIO}
     perhaps |= {rank.process.rank for rank in job.ranks if rank.process.rank not in ranks}
-    if len(ranks) < 3 or len(idle_ones | perhaps) > max(1, MAX_ODD_SHARE * len(ranks)):
+    if len(ranks) < 3 or len(idle_ones | perhaps) > most_odd(len(ranks)):
         return []
-    if len(busy - idle_ones) < len(ranks) - max(1, 2 * MAX_ODD_SHARE * len(ranks)) or len(busy) < 2:
+    if len(busy - idle_ones) < len(ranks) / 2 or len(busy) < 2:
         return []
     # A rank with several GPUs is idle if all of them are.
     return [each for each in idle if all(g in idle for g in job.gpus if g.rank == each.rank)]

@@ -22,7 +22,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import shortened
 from slurm_watchdog.detect.spec import DetectorSpec, each_job
 from slurm_watchdog.diagnose.culprit_words import and_more
-from slurm_watchdog.knowledge.limits import option
+from slurm_watchdog.knowledge.limits import most_odd, option
 from slurm_watchdog.knowledge.remediation_hints import hints_for
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu, StepTime
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Truth
@@ -199,7 +199,6 @@ SPEC = DetectorSpec(
 
 # ---------------------------------------------------------------------------------------- which node
 
-MAX_ODD_SHARE = 0.25  # Odd nodes are named if they are at most this share of the job's, and at least one may be.
 LOW_CLOCK = 0.95  # Of the median of the other nodes' GPUs: a step is no slower than its slowest GPU.
 OWN_CLOCK = 0.97  # Of the card's own past: one that was always so is not what changed.
 LOW_POWER = 0.88  # Of its own past, against the others' change: what all do (another phase or batch) is no sign.
@@ -254,7 +253,7 @@ def slow_node(view: ClusterView, job: JobView, settings: SlowJob) -> Finding | N
         for each, signal, text in (*_under_load(job), *_read_rarely(job, view.now, since))
     ]
     signs += [*_kernel(nodes, since), *_network(nodes, view.now, since)]
-    few = max(1, int(MAX_ODD_SHARE * len(job.job.nodes)))
+    few = most_odd(len(job.job.nodes))
     odd = [sign for sign in signs if len({s.node for s in signs if s.signal == sign.signal}) <= few]
     named = sorted({sign.node for sign in odd})
     if not named or len(named) > few:

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md, "A new detector": the row and the test of the recipe and nothing else, in a copy of the package.
+"""CONTRIBUTING.md, "A new detector": the row and the case file of the recipe and nothing else, in a copy of the package.
 
 Then the detector is in configuration, correlation, replay, metrics, page, alert rules and documentation.
 """
@@ -22,9 +22,9 @@ from slurm_watchdog.recording.entries import pack
 from tests.builders.told import Line, Told
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-BLOCK = re.compile(r"^```(python|diff)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(yaml|diff)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 pytestmark = pytest.mark.thorough
-WHEN_COPIED = ("watchdog", "tools", "tests/builders", "tests/unit/analysis", "tests/unit/detect")
+WHEN_COPIED = ("watchdog", "tools", "tests/builders", "tests/cases", "tests/unit/analysis", "tests/unit/detect")
 SEEN = """
 import json, logging, sys
 from msgspec import structs
@@ -109,7 +109,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     shutil.copytree(CHECKOUT / "deploy/prometheus", root / "deploy/prometheus")
     section = (CHECKOUT / "CONTRIBUTING.md").read_text().partition("\n## A new detector\n")[2]
     blocks = BLOCK.findall(section.partition("\n## ")[0])
-    assert [kind for kind, _, _ in blocks] == ["diff", "python"]
+    assert [kind for kind, _, _ in blocks] == ["diff", "yaml"]
     for kind, name, text in blocks:
         path = root / name
         path.write_text(apply(text, path.read_text()) if kind == "diff" else text)
@@ -125,7 +125,7 @@ def seen(copy: Copy) -> dict[str, Any]:
 
 
 def test_its_own_test_and_those_of_every_detector_pass(copy: Copy) -> None:
-    files = [f"tests/unit/detect/test_{name}.py" for name in ("loss_zero", "every_detector", "registry")]
+    files = [f"tests/unit/detect/test_{name}.py" for name in ("rule_cases", "every_detector", "registry")]
     pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
     said = copy.run(*pytest_, "--rootdir", str(copy.root), "-c", os.devnull, "-k", "loss_zero or registry", *files)
     assert re.search(r"(\d\d) passed", said), said

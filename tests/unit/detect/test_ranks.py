@@ -1,5 +1,4 @@
-"""Ranks that were stopped, that died, or whose GPU idles: named within seconds, and never at the end of a job
-or in a checkpoint."""
+"""Ranks that died, or whose GPU idles: named within seconds, and never at the end of a job or in a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,47 +23,6 @@ NOW = 10_000.0
 def only(findings: list[Finding]) -> Finding:
     (found,) = findings
     return found
-
-
-# ------------------------------------------------------------------------------------------------ stopped
-
-
-def stopped(view: JobView) -> Finding:
-    return only(rank_rules.STOPPED.detect(cluster(view), CollectiveHang()))
-
-
-def with_rank_2(**changes: Any) -> JobView:
-    return job(processes=(seen(0), seen(1), seen(2, **changes), seen(3)))
-
-
-@pytest.mark.parametrize("state", ["T", "t"])
-def test_a_stopped_rank_is_named_with_what_lets_it_go_on(state: str) -> None:
-    found = stopped(with_rank_2(state=state, state_age_s=20.0))
-    assert found.truth is Truth.BAD
-    assert [(c.rank, c.node, c.pid) for c in found.culprits] == [(2, "n2", 102)]
-    what = {"T": "kill -CONT 102", "t": "grep TracerPid /proc/102/status"}
-    assert len(found.facts) == 1 and " on n2: " in found.facts[0] and what[state] in found.facts[0]
-
-
-@pytest.mark.parametrize(("state", "age_s", "acted"), [("T", 90.0, True), ("T", 20.0, False), ("t", 900.0, False)])
-def test_only_a_signal_that_keeps_the_job_beyond_its_limit_is_acted_on(state: str, age_s: float, acted: bool) -> None:
-    view = replace(with_rank_2(state=state, state_age_s=age_s), progress=progress(age_s))
-    assert stopped(view).actionable is acted
-
-
-def test_a_rank_that_was_stopped_for_a_moment_is_not_told() -> None:
-    assert stopped(with_rank_2(state="T", state_age_s=5.0)).truth is Truth.UNKNOWN
-    assert stopped(with_rank_2(state="T", state_age_s=None)).truth is Truth.UNKNOWN
-
-
-def test_a_job_that_slurm_has_suspended_is_not_told() -> None:
-    view = replace(with_rank_2(state="T", state_age_s=90.0), job=slurm_job(state="SUSPENDED"))
-    assert stopped(view).truth is Truth.UNKNOWN
-
-
-def test_nothing_is_cleared_while_a_node_is_silent() -> None:
-    assert stopped(job(silent_nodes=("n2",))).truth is Truth.UNKNOWN
-    assert stopped(job()).truth is Truth.OK
 
 
 # ------------------------------------------------------------------------------------------------ dead

@@ -209,24 +209,6 @@ def test_one_bad_batch_and_the_fall_of_the_beginning_are_no_spike() -> None:
     assert spiked([10.0 * math.exp(-n / 30) + 2 for n in range(120)]).truth is Truth.OK
 
 
-def nan(losses: Sequence[float]) -> Finding:
-    (found,) = job_rules.LOSS_NAN.detect(cluster(job(losses=points(losses))))
-    return found
-
-
-def test_a_loss_that_stays_no_number_is_told_with_the_last_good_one() -> None:
-    found = nan([2.0, 2.1, math.nan, math.inf, math.nan])
-    assert found.truth is Truth.BAD
-    assert "since step 2, 3 times in a row; the last good one was 2.1 at step 1" in found.summary
-
-
-@pytest.mark.parametrize(
-    "losses", [[2.0, math.nan], [math.nan, math.nan, math.nan, 2.0], [2.0, math.nan, 2.0, math.nan, math.nan]]
-)
-def test_a_step_that_mixed_precision_skipped_is_not_told(losses: list[float]) -> None:
-    assert nan(losses).truth is Truth.OK
-
-
 def checkpoint(step: int | None, writing_step: int | None = None) -> Checkpoint:
     return Checkpoint(job_id="7", directory="/c", step=step, path=f"/c/{step}", writing_step=writing_step)
 

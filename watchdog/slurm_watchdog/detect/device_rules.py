@@ -13,7 +13,7 @@ from slurm_watchdog.analysis.progress_limit import saves_now
 from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
 from slurm_watchdog.base.averages import median
 from slurm_watchdog.detect.rank_rules import gpu_values
-from slurm_watchdog.detect.rule import About, Rule, Seen, Sign
+from slurm_watchdog.detect.rule import About, Answer, Rule, Seen, Sign
 from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.diagnose.culprit_words import describe
 from slurm_watchdog.knowledge.drivers import Driver, driver_of
@@ -34,7 +34,7 @@ OWN_SHARE = 0.07  # And slower than its own past by more than this, unless the c
 LEAST_PEERS = 3  # Busy GPUs of the same model to compare with, at least: a median of fewer is one of them.
 
 
-def _low_clocks(_: ClusterView, job: JobView) -> Seen | None:
+def _low_clocks(_: ClusterView, job: JobView) -> Answer:
     """Of averages over a minute under load: slower than the median of the job's busy GPUs of the same model, and than
     its own past where that is known. Where it is not, only a single card is suspected: a node, or more than a few
     cards, that runs as slowly may be another model, or capped."""
@@ -55,6 +55,8 @@ def _low_clocks(_: ClusterView, job: JobView) -> Seen | None:
     if 2 * len(slow) > sum(len(group) for group in groups.values()):
         slow = []
     slow.sort(key=lambda each: each[1] / each[2])
+    if not slow:
+        return f"the busy GPUs of job {job.job.job_id} run alike"
     signs = tuple(
         Sign(
             each.culprit(f"{clock_hz / 1e6:.0f} MHz under load, its peers {usual_hz / 1e6:.0f} MHz{_why(each)}"),
@@ -109,7 +111,6 @@ CLOCK_LOW = Rule(
     applies=lambda _, job: bool(job.gpus),
     says="The GPU of rank {first.rank} on {first.node} ({first.gpu_uuid}){more} of job {job} is slower than its peers: "
     "{first.reason}.",
-    well="the busy GPUs of job {job} run alike",
     hold_s=60.0,
     blames_node=0.5,
     sentence="A GPU runs at a low clock",
@@ -153,7 +154,7 @@ def _adapters(view: ClusterView, node: NodeView) -> Iterator[About]:
         what = f"On {name} {reason}: its driver or its firmware does not answer"
         yield subject, (), Seen((sign,), {"what": what}) if hung.seconds >= DOWN_S else None
     elif node.links and (view.asked is None or subject in view.asked):
-        yield subject, (), Seen(words={"its": f"the adapters of {name} answer"})
+        yield subject, (), f"the adapters of {name} answer"
 
 
 def _link(view: ClusterView, node: NodeView, link: LinkView, rates: Rates) -> About:
@@ -161,7 +162,7 @@ def _link(view: ClusterView, node: NodeView, link: LinkView, rates: Rates) -> Ab
     jobs = {job.job.job_id: job.job.nodes for job in view.ageless_jobs if node.name in job.job.nodes}
     peers = {each for nodes in jobs.values() for each in nodes} if rises(link) else set()
     wrong = complaints(node, link, view.now, rates, rising_of(each for each in view.nodes if each.name in peers))
-    seen = Seen(words={"its": f"link {name} of {node.name} is up"}, unsure=not link.link.up)
+    seen: Seen | str | None = f"link {name} of {node.name} is up" if link.link.up else None
     if wrong:
         first = wrong[0]
         culprit = Culprit(node=node.name, link=name, reason=first.text)
@@ -192,7 +193,6 @@ LINK_FAULT = Rule(
     kind=IncidentKind.LINK_FAULT,
     signal=_links,
     says="{what}.",
-    well="{its}",
     subject=Subject.NODE,
     blames_node=0.5,
     sentence="A network link has a fault",
@@ -224,7 +224,7 @@ UNSURE_FOR_S = 300.0  # In the same call before it is acted on, where no step is
 InDriver = tuple[ProcessView, Blocked, Driver]
 
 
-def _in_drivers(view: ClusterView, job: JobView) -> Seen | None:
+def _in_drivers(view: ClusterView, job: JobView) -> Answer:
     """Processes in uninterruptible sleep in a driver's call, about no file of any filesystem: no signal ends them, and
     their job waits for them."""
     if job.silent_nodes:
@@ -234,7 +234,9 @@ def _in_drivers(view: ClusterView, job: JobView) -> Seen | None:
     stuck.sort(key=lambda each: (each[0].process.role is not Role.RANK, -each[1].seconds, each[0].process.pid))
     long = [each for each in stuck if each[1].seconds >= BLOCKED_FOR_S]
     if not long:
-        return Seen(unsure=bool(sleeping or not job.ranks or not job.every_rank_known or job.unlisted))
+        if sleeping or not job.ranks or not job.every_rank_known or job.unlisted:
+            return None
+        return f"no process of job {job.job.job_id} sleeps in a driver"
     (process, blocked, driver), rose_s = long[0], None if job.progress is None else job.progress.last_increase_age_s
     longest_s = max(each[1].seconds for each in long)
     # A job that makes steps does not wait for it; where steps are not known, only a rank shows that it does.
@@ -315,7 +317,6 @@ DRIVER_STALL = Rule(
     kind=IncidentKind.DRIVER_STALL,
     signal=_in_drivers,
     says="{who} of job {job}{more} {what}: no signal ends it{where}.",
-    well="no process of job {job} sleeps in a driver",
     named=16,
     severity=Severity.CRITICAL,
     blames_node=0.9,

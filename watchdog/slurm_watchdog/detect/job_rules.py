@@ -13,7 +13,7 @@ from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
 from slurm_watchdog.base.averages import median
 from slurm_watchdog.base.memo import by_identity
 from slurm_watchdog.base.text import duration, size
-from slurm_watchdog.detect.rule import Rule, Seen, Sign
+from slurm_watchdog.detect.rule import Answer, Rule, Seen, Sign
 from slurm_watchdog.knowledge.limits import NAN_STEPS, span_or_never
 from slurm_watchdog.knowledge.remediation_hints import Hint, hints_for
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, LossPoint
@@ -37,12 +37,12 @@ def _bad_loss(view: ClusterView, job: JobView, first: LossPoint, fact: str, clea
     return Seen(signs, {"step": first.step, **words}, fields)
 
 
-def _spiked(view: ClusterView, job: JobView) -> Seen | None:
+def _spiked(view: ClusterView, job: JobView) -> Answer:
     points, spike = _spike(job.losses)
     if len(points) < LEAST + NEWEST:
         return None
     if spike is None:
-        return Seen(words={"loss": points[-1].loss})
+        return f"the loss of job {job.job.job_id} is {points[-1].loss:.4g}"
     first = points[spike.begin]
     # In the first losses that are kept, where it began may have been forgotten.
     clear = spike.begin > LEAST and points[-1].step - first.step >= LASTS_STEPS
@@ -58,12 +58,12 @@ def _spike(losses: tuple[LossPoint, ...]) -> tuple[tuple[LossPoint, ...], Spike 
     return points, next((spike for spike in spikes if spike.end is None), None)
 
 
-def _no_number(view: ClusterView, job: JobView) -> Seen | None:
+def _no_number(view: ClusterView, job: JobView) -> Answer:
     if not job.losses:
         return None
     bad = list(takewhile(lambda point: not math.isfinite(point.loss), reversed(job.losses)))
     if len(bad) < NAN_STEPS:
-        return Seen()
+        return f"the loss of job {job.job.job_id} is a number"
     last = job.losses[-len(bad) - 1] if len(job.losses) > len(bad) else None
     good = f"; the last good one was {last.loss:.4g} at step {last.step}" if last is not None else ""
     fact = "what is trained from here on is lost: go back to a checkpoint before that step"
@@ -74,7 +74,6 @@ LOSS_SPIKE = Rule(
     kind=IncidentKind.LOSS_SPIKE,
     signal=_spiked,
     says="The loss of job {job} jumped at step {step}: {loss:.4g} now, {usual:.4g} before.",
-    well="the loss of job {job} is {loss:.4g}",
     sentence="The loss has jumped",
     site_may_act=True,
     asks=False,
@@ -90,7 +89,6 @@ LOSS_NAN = Rule(
     kind=IncidentKind.LOSS_NAN,
     signal=_no_number,
     says="The loss of job {job} has been NaN or infinite since step {step}, {times} times in a row{good}.",
-    well="the loss of job {job} is a number",
     severity=Severity.CRITICAL,
     sentence="The loss is NaN or infinite",
     site_may_act=True,
@@ -111,7 +109,7 @@ FLOOR_S = 1800.0  # Never sooner than this after the last one: less work than th
 LONGEST = 2.0  # Of the longest recent interval: for a job that saves irregularly, or slows down while its batch grows.
 
 
-def _unsaved(_: ClusterView, job: JobView) -> Seen | None:
+def _unsaved(_: ClusterView, job: JobView) -> Answer:
     checkpoint, progress, intervals_s = job.checkpoint, job.progress, job.checkpoint_intervals_s
     if job.job.state != "RUNNING" or job.silent_nodes or progress is None or progress.last_increase_age_s is None:
         return None
@@ -122,7 +120,7 @@ def _unsaved(_: ClusterView, job: JobView) -> Seen | None:
     newer = any(each.step is not None and each.step > checkpoint.step for each in job.checkpoints_on_disk)
     age_s = min(checkpoint.age_s, job.run_age_s)
     if checkpoint.age_s < limit_s:
-        return Seen()
+        return f"job {job.job.job_id} saves as it used to"
     if age_s < limit_s or job.is_writing or newer:
         return None
     if not progress.step_known or progress.step <= checkpoint.step or progress.last_increase_age_s > usual_s:
@@ -139,7 +137,6 @@ CHECKPOINT_OVERDUE = Rule(
     applies=lambda _, job: job.checkpoint is not None and bool(job.checkpoint_intervals_s),
     says="Job {job} has not completed a checkpoint for {age_s:.0f} s, since step {saved}; it used to save every "
     "{usual_s:.0f} s and is at step {step} now. A crash would lose all of that.",
-    well="job {job} saves as it used to",
     sentence="A checkpoint is overdue",
     alerts=("SlurmWatchdogSlow",),
     doc="""
@@ -164,7 +161,7 @@ class EndsSoon:
     time_limit: float = span_or_never(0.0, "The job's own time limit is over so soon; 0s = never reported.")
 
 
-def _ends(view: ClusterView, job: JobView, settings: EndsSoon) -> Seen | None:
+def _ends(view: ClusterView, job: JobView, settings: EndsSoon) -> Answer:
     slurm, date = job.job, view.date
     if slurm.state != "RUNNING" or date is None:
         return None
@@ -180,11 +177,11 @@ def _ends(view: ClusterView, job: JobView, settings: EndsSoon) -> Seen | None:
     if slurm.time_limit_s is not None and limit_at - date <= settings.time_limit:
         ends.append((limit_at, f"its time limit of {duration(slurm.time_limit_s)}", ()))
     if not ends:
-        return Seen(words={"well": "ends by nothing that is known"})
+        return f"job {slurm.job_id} ends by nothing that is known"
     ends_at, what, nodes = min(ends)
     left_s, needs_s = max(0.0, ends_at - date), _needs_s(job)
     if needs_s is not None and SPARE * needs_s < left_s:
-        return Seen(words={"well": f"is done before: at its pace in {duration(needs_s)}"})
+        return f"job {slurm.job_id} is done before: at its pace in {duration(needs_s)}"
     takes = f" takes {', '.join(nodes[:3])}{' and more' if len(nodes) > 3 else ''}" if nodes else " ends it"
     words = {
         "what": f"{what}{takes}, in {duration(left_s)}",
@@ -209,7 +206,6 @@ ENDS_SOON = Rule(
     applies=lambda view, _: view.date is not None,
     settings=EndsSoon,
     says="Job {job} is not done when {what}.{saved}",
-    well="job {job} {well}",
     sentence="Maintenance or a time limit ends the job soon",
     steps_continue=True,
     site_may_act=True,
@@ -242,7 +238,7 @@ NEAR = 0.95  # Of a limit: Linux begins to reclaim long before, so less is usual
 BYTES = (Resource.MEMORY, Resource.SHARED_MEMORY)
 
 
-def _near_limits(view: ClusterView, job: JobView) -> Seen | None:
+def _near_limits(view: ClusterView, job: JobView) -> Answer:
     nodes = {node.name: node for node in nodes_to_judge(view)}
     near = sorted(
         (
@@ -255,7 +251,9 @@ def _near_limits(view: ClusterView, job: JobView) -> Seen | None:
     )
     if not near:
         known = {node.name for node in view.nodes if node.usages}
-        return Seen(unsure=bool(job.silent_nodes) or not known.issuperset(job.job.nodes))
+        if job.silent_nodes or not known.issuperset(job.job.nodes):
+            return None
+        return f"job {job.job.job_id} is not seen near a limit"
     words = {"what": near[0][1], "others": f" (and {len(near) - 1} more)" if len(near) > 1 else ""}
     severity = Severity.WARNING if near[0][0] >= 1.0 else Severity.INFO
     return Seen(tuple(Sign(fact=text) for _, text in near), words, {"severity": severity})
@@ -288,7 +286,6 @@ NEAR_LIMIT = Rule(
     kind=IncidentKind.NEAR_LIMIT,
     signal=_near_limits,
     says="Job {job} is near a limit: {what}{others}.",
-    well="job {job} is not seen near a limit",
     hold_s=60.0,
     sentence="The job is near a limit of memory, processes or open files",
     steps_continue=True,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from slurm_watchdog.analysis.lateness import is_overdue
 from slurm_watchdog.analysis.slurm_nodes import asked_nodes, away_nodes, jobs_by_node, may_be_starting, share_silent
-from slurm_watchdog.detect.rule import About, Rule, Seen, Sign
+from slurm_watchdog.detect.rule import About, Answer, Rule, Seen, Sign
 from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.actions import Rung
@@ -27,16 +27,16 @@ def _many_silent(view: ClusterView) -> Iterator[About]:
     """Nothing before any agent has reported."""
     silent, known = share_silent(view)
     many = silent == known > 1 or (silent >= NODES and 100.0 * silent > PERCENT * known)
-    words = {"silent": silent, "known": known, "report": known - silent}
     if known and not many:
-        yield "cluster", (), Seen(words=words, unsure=bool(set(view.excused_nodes) - set(view.silent_nodes)))
+        unheard = set(view.excused_nodes) - set(view.silent_nodes)
+        yield "cluster", (), None if unheard else f"{known - silent} of {known} agents report"
     elif known:
         mute = set(view.silent_nodes) - away_nodes(view)
         ages_s = {node.name: view.now - view.last_heard(node) for node in view.nodes if node.name in mute}
         shortest_s = min(ages_s.values())
         signs = tuple(_mute(name, age_s) for name, age_s in ages_s.items())
         facts = (f"the last of them fell silent {shortest_s:.0f} s ago", "compare with: sinfo -R")
-        yield "cluster", (), Seen(signs, words, {"facts": facts, "duration_s": shortest_s})
+        yield "cluster", (), Seen(signs, {"silent": silent, "known": known}, {"facts": facts, "duration_s": shortest_s})
 
 
 def _mute(name: str, age_s: float) -> Sign:
@@ -48,7 +48,6 @@ OUTAGE = Rule(
     signal=_many_silent,
     says="{silent} of {known} agents are silent: the network, the power, or this machine's own link. What happens "
     "there is unknown, and nothing is done about any job while it lasts.",
-    well="{report} of {known} agents report",
     named=16,  # The number says the rest.
     subject=Subject.CLUSTER,
     needs_cluster=True,
@@ -84,7 +83,7 @@ def _down(view: ClusterView) -> Iterator[About]:
     for node in nodes:
         name, its = node.name, jobs.get(node.name, ())
         seen = _lost(view, node, states[name], gone.get(name), name in silent, its)
-        yield f"node:{name}", its if seen is not None and seen.signs else (), seen
+        yield f"node:{name}", its if isinstance(seen, Seen) else (), seen
 
 
 def _lost(
@@ -94,11 +93,11 @@ def _lost(
     gone: UnreachedNode | None,
     silent: bool,
     jobs: Sequence[str],
-) -> Seen | None:
+) -> Answer:
     name, age_s = node.name, view.now - view.last_heard(node)
     quiet, is_down = silent or age_s > FRESH_S, is_lost(slurm.state)
     if is_away(slurm.state, slurm.runs_job) or not (is_down or gone):
-        return Seen(words={"well": f"Slurm has {name} as {slurm.state}"})
+        return f"Slurm has {name} as {slurm.state}"
     if gone is not None and not is_down:  # BAD if the machine is gone for its jobs as well
         stand = [
             each
@@ -135,7 +134,6 @@ DOWN = Rule(
     kind=IncidentKind.NODE_DOWN,
     signal=_down,
     says="{what}",
-    well="{well}",
     subject=Subject.NODE,
     needs_cluster=True,
     severity=Severity.CRITICAL,
@@ -172,12 +170,13 @@ def _silent(view: ClusterView) -> Iterator[About]:
     together, excused = _just_fell_silent(view, nodes, silent), frozenset(view.excused_nodes)
     for node in nodes:
         name, slurm, age_s = node.name, states.get(node.name), view.now - view.last_heard(node)
-        state, seen = "" if slurm is None else slurm.state, None
+        state = "" if slurm is None else slurm.state
+        seen: Answer = None
         if name not in silent:
-            seen = Seen(words={"well": f"the agent of {name} reports"}, unsure=name in excused)
+            seen = None if name in excused else f"the agent of {name} reports"
         elif view.slurm_nodes and (slurm is None or not state or is_away(state, slurm.runs_job) or is_lost(state)):
             # Told as node_down, or as nothing at all: a node that is switched off or not in the cluster has no agent.
-            seen = Seen(words={"well": f"Slurm says that {name} is {state or 'no node of this cluster'}"})
+            seen = f"Slurm says that {name} is {state or 'no node of this cluster'}"
         elif slurm is not None and not may_be_starting(view, node, slurm) and name not in together:
             there = ", ".join(jobs.get(name, ()))
             where = f"Jobs there: {there}." if there else "No watched job runs there."
@@ -202,7 +201,6 @@ SILENT = Rule(
     signal=_silent,
     says="The agent of {name} has not reported for {age_s:.0f} s, while Slurm has the node as {state}: what happens "
     "there is unknown. {where}",
-    well="{well}",
     subject=Subject.NODE,
     sentence="An agent does not report",
     explained_by=(IncidentKind.PARTITION_OR_OUTAGE, IncidentKind.NODE_DOWN),
@@ -218,7 +216,7 @@ def _slurm_away(view: ClusterView) -> Iterator[About]:
     """Before the first answer the time since the controller's start counts."""
     age_s = view.watched_s if view.slurm_age_s is None else view.slurm_age_s
     if age_s < SILENT_FOR_S:
-        yield "slurm", (), Seen(unsure=view.slurm_age_s is None or view.slurm_excused)
+        yield "slurm", (), None if view.slurm_age_s is None or view.slurm_excused else "Slurm answers"
         return
     what = f"Slurm has not answered for {age_s:.0f} s"
     if view.slurm_problem:
@@ -232,7 +230,6 @@ SLURM = Rule(
     kind=IncidentKind.SLURM_UNREACHABLE,
     signal=_slurm_away,
     says="{what}: no job is judged and nothing is done until it does.",
-    well="Slurm answers",
     subject=Subject.CLUSTER,
     needs_slurm=False,
     severity=Severity.CRITICAL,
@@ -263,7 +260,7 @@ def _suspects(view: ClusterView) -> Iterator[About]:
         if suspect.score >= SUSPECT_FROM:
             yield f"node:{name}", (), None if name in out else _suspect(suspect)
         elif name in asked:
-            yield f"node:{name}", (), Seen(words={"node": name}, unsure=suspect.score >= UNTIL)
+            yield f"node:{name}", (), None if suspect.score >= UNTIL else f"{name} is not suspect any more"
 
 
 def _suspect(suspect: NodeSuspicion) -> Seen:
@@ -279,7 +276,6 @@ SUSPECT = Rule(
     kind=IncidentKind.SUSPECT_NODE,
     signal=_suspects,
     says="{node} fails again and again: {recent} events within 14 days ({reason}).",
-    well="{node} is not suspect any more",
     subject=Subject.NODE,
     needs_cluster=True,
     sentence="A node fails again and again",

@@ -6,7 +6,7 @@ from slurm_watchdog.analysis.job_state import is_on_storage, is_unseen, made_las
 from slurm_watchdog.analysis.progress_limit import loop_clock, progress_limit, with_a_step
 from slurm_watchdog.analysis.rank_activity import RankState, activities
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.rule import Rule, Seen, Sign, lasting
+from slurm_watchdog.detect.rule import Answer, Rule, Seen, Sign, lasting
 from slurm_watchdog.detect.spec import HANGS, STORAGE
 from slurm_watchdog.diagnose.stacks.vote import vote
 from slurm_watchdog.knowledge.limits import PhaseLimits, most_odd
@@ -24,12 +24,13 @@ WHAT_TO_DO = {
 }
 
 
-def _stopped(view: ClusterView, job: JobView, limits: PhaseLimits) -> Seen | None:
+def _stopped(view: ClusterView, job: JobView, limits: PhaseLimits) -> Answer:
     if job.job.state != "RUNNING" or not job.ranks:
         return None
     stopped = [rank for rank in job.living_ranks if rank.process.state in WORDS]
     if not stopped:  # A node that does not report may hold one: nothing is said, so that an incident stays open.
-        return Seen(unsure=bool(job.silent_nodes) or not job.every_rank_known)
+        known = job.every_rank_known and not job.silent_nodes
+        return f"no rank of job {job.job.job_id} is stopped" if known else None
     # After a grace that its job was granted the end of that counts.
     since = [(rank, min(rank.process.state_age_s or 0.0, job.run_age_s)) for rank in stopped]
     signs = lasting(
@@ -53,7 +54,6 @@ STOPPED = Rule(
     for_s=15.0,  # A debugger that only looks (py-spy, gdb -batch) is done within seconds.
     says="Rank {first.rank} of job {job} on {first.node} (pid {first.pid}){more} is {first.reason}: "
     "the job waits for it.",
-    well="no rank of job {job} is stopped",
     severity=Severity.CRITICAL,
     sentence="A rank is stopped",
     job_state="a rank is stopped",
@@ -77,7 +77,7 @@ IDLE_FOR_S = 60.0  # While the job makes no step beyond its limit.
 IDLE_WHILE_STEPS_S = 900.0  # While the job makes steps.
 
 
-def _idle(view: ClusterView, job: JobView, hang: PhaseLimits) -> Seen | None:
+def _idle(view: ClusterView, job: JobView, hang: PhaseLimits) -> Answer:
     """A checkpoint that rank 0 writes while the others wait in a barrier looks the same: nothing is reported while the
     log, the disk or the stacks show one, an evaluation or a transfer, nor while the process computes or moves data.
     Beside a rank that exited nobody is named: the others may wait for it."""
@@ -101,7 +101,7 @@ def _idle(view: ClusterView, job: JobView, hang: PhaseLimits) -> Seen | None:
     waiting = {a.rank.process.rank for a in seen if a.doing is RankState.IDLE and not is_on_storage(a.rank)}
     quiet = [each for each in idle if each.rank in waiting]
     if not quiet:
-        return Seen(unsure=not _all_are_used(job))
+        return f"no GPU of job {job.job.job_id} is idle among busy ones" if _all_are_used(job) else None
     since = [each.view.idle_since or now for each in quiet]
     signs = tuple(
         Sign(each.culprit(f"has been idle for {now - at:.0f} s"), gpu_values(each), now - at)
@@ -179,7 +179,6 @@ GPU_IDLE = Rule(
     also=(CollectiveHang,),
     says="The GPU of rank {first.rank} of job {job} on {first.node} ({first.gpu_uuid}){more} {has}, while those of "
     "its peers are busy; the job {does}.",
-    well="no GPU of job {job} is idle among busy ones",
     blames_node=0.25,
     sentence="A GPU of the job is idle",
     job_state="a rank is idle",

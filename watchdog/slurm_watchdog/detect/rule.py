@@ -12,9 +12,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.incidents import Culprit, Finding, Truth
-
-NOT_NAMED = Culprit()
+from slurm_watchdog.model.incidents import Culprit, Finding
 
 
 class Sign(Struct, kw_only=False):
@@ -26,28 +24,27 @@ class Sign(Struct, kw_only=False):
 
 
 class Seen(Struct, kw_only=False):
-    """What a signal saw of one subject. BAD with a sign that lasts, UNKNOWN with others only; well without any."""
+    """What is wrong with one subject: BAD with a sign that lasts, UNKNOWN with others only."""
 
-    signs: tuple[Sign, ...] = ()  # The first is in the sentence.
-    words: Mapping[str, object] = {}  # For `says` and `well`.
-    fields: Mapping[str, Any] = {}  # Further ones of the finding, where it is BAD.
-    unsure: bool = False  # Without a sign it is UNKNOWN, too: not all that could have one was seen.
+    signs: tuple[Sign, ...]  # The first is in the sentence.
+    words: Mapping[str, object] = {}  # For `says`.
+    fields: Mapping[str, Any] = {}  # Further ones of the finding.
 
 
-About = tuple[str, tuple[str, ...], Seen | None]  # Subject, jobs that it is about, what was seen; None: not known.
+Answer = Seen | str | None  # A sentence where all is well; None: not known.
+About = tuple[str, tuple[str, ...], Answer]  # Subject, jobs that it is about, what was seen of it.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule(DetectorSpec):
-    """A row. `signal` is asked about each running job (view, job, settings), or, for another subject, about the whole
-    view, and gives what it has seen: None of what is not known."""
+    """A row. `signal` is asked about each running job (view, job, settings) and gives its Answer or, for another
+    subject, about the whole view, and gives what each answer is about."""
 
     detect: Callable[..., list[Finding]] = field(init=False)
     signal: Callable[..., Any]
     applies: Callable[[ClusterView, JobView], bool] = lambda *_: True  # Whether anything is said of a job at all.
     for_s: float = 0.0  # A sign that has not lasted for so long is no evidence yet.
     says: str  # The sentence. `first` is the first culprit, `more` says how many more, `job` which job.
-    well: str  # The sentence of what is well.
     named: int | None = None  # Culprits that are named, at most.
     facts: int = 8  # Of so many signs the facts are given.
 
@@ -65,25 +62,22 @@ class Rule(DetectorSpec):
     def _of_others(self, view: ClusterView, *settings: Any) -> list[Finding]:
         return [self._finding(*each) for each in self.signal(view, *settings)]
 
-    def _finding(self, subject: str, jobs: tuple[str, ...], seen: Seen | None) -> Finding:
-        if seen is None:
-            return self.about(subject, *jobs)
+    def _finding(self, subject: str, jobs: tuple[str, ...], seen: Answer) -> Finding:
+        finding = self.about(subject, *jobs)
+        if seen is None or isinstance(seen, str):
+            return finding if seen is None else finding.ok(seen)
         long = [each for each in seen.signs if each.lasts_s is None or each.lasts_s >= self.for_s]
-        if not long and (seen.signs or seen.unsure):
-            return self.about(subject, *jobs)
-        words = {"job": jobs[0] if jobs else "", **seen.words}
-        fields: dict[str, Any] = {"kind": self.kind, "subject": subject, "job_ids": jobs, "severity": self.severity}
         if not long:
-            return Finding(truth=Truth.OK, summary=self.well.format_map(words), **fields)
+            return finding
         culprits = tuple(each.who for each in long if each.who is not None)
-        words |= {"first": culprits[0] if culprits else NOT_NAMED, "more": and_more(len(long))}
-        fields |= {
+        given = {
             "culprits": culprits[: self.named],
             "facts": tuple(each.fact for each in long[: self.facts] if each.fact),
             "duration_s": max((each.lasts_s for each in long if each.lasts_s is not None), default=0.0),
             **seen.fields,
         }
-        return Finding(truth=Truth.BAD, summary=self.says.format_map(words), **fields)
+        words = {"job": ", ".join(jobs), "more": and_more(len(long)), **seen.words}
+        return finding.bad(self.says.format(first=culprits[0] if culprits else None, **words), **given)
 
 
 def lasting(signs: Iterable[Sign]) -> tuple[Sign, ...]:

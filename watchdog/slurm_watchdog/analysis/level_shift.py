@@ -63,6 +63,11 @@ class Rise(Struct, kw_only=False):
     before_s: float
     after_s: float
 
+    @property
+    def share(self) -> float:
+        """By how much of the level before a step takes longer."""
+        return self.after_s / self.before_s - 1
+
 
 def find_rise(
     values: Sequence[float], times: Sequence[float], shift: float, batch: int, window: int, quantum_s: float

@@ -76,10 +76,10 @@ def slowdown_finding(job: JobView, now: float, shift: float, least_s: float) -> 
     slow = next((each for each in found if _is_long(each, least_s)), None)
     if slow is None:  # of slower steps that are too few yet nothing is said
         return finding if found else finding.ok(f"the steps of job {job_id} take {recent.step_s:.3g} s, as they did")
-    percent = 100 * (slow.after_s / slow.before_s - 1)
+    rise, percent = slow.rise, 100 * slow.rise.share
     return finding.bad(
-        f"Job {job_id} is {percent:.1f} % slower since step {slow.first.step}: {slow.before_s:.4g} s a step before, "
-        f"{slow.after_s:.4g} s now.",
+        f"Job {job_id} is {percent:.1f} % slower since step {slow.first.step}: {rise.before_s:.4g} s a step before, "
+        f"{rise.after_s:.4g} s now.",
         facts=(f"{slow.steps} steps since, {slow.compared} before to compare with",),
         duration_s=max(0.0, now - slow.first.at),
     )
@@ -105,11 +105,10 @@ def _with_search(finding: Finding, job: JobView, search: SlowSearch) -> Finding:
 
 
 class Slowdown(Struct, kw_only=False):
-    """A change to slower steps that lasts: measured, in seconds a step."""
+    """A change to slower steps that lasts: measured."""
 
     first: StepTime
-    before_s: float
-    after_s: float
+    rise: Rise
     steps: int  # That were slower for sure: of the newest ones some may be missing.
     compared: int  # Steps of the level before.
 
@@ -140,7 +139,7 @@ def _slowdowns(job: JobView, recent: Recent, shift: float) -> Iterator[Slowdown]
 
 
 def _is_long(slow: Slowdown, least_s: float) -> bool:
-    return slow.steps >= LEAST_STEPS and slow.steps * slow.after_s >= least_s
+    return slow.steps >= LEAST_STEPS and slow.steps * slow.rise.after_s >= least_s
 
 
 @by_identity
@@ -181,7 +180,7 @@ def _slowdown(times: Sequence[StepTime], rise: Rise | None) -> Slowdown | None:
         return None
     first, before, last = times[rise.begin], times[rise.compared], times[rise.last]
     compared = first.step - before.step
-    return Slowdown(first, rise.before_s, rise.after_s, last.step - first.step + 1, max(1, compared))
+    return Slowdown(first, rise, last.step - first.step + 1, max(1, compared))
 
 
 SPEC = DetectorSpec(

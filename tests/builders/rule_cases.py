@@ -2,7 +2,7 @@
 
 A picture is a job `7` of four ranks on n1 and n2 (tests/builders/views.py) with what differs: `job` of it, `view` of the
 cluster around it, by the names of JobView and ClusterView. Shorthands: `losses` are numbers, `ranks` are processes by
-number, with what differs of each, `nodes` of `view` are by name.
+number, with what differs of each, `nodes` of `view` are by name; `lost` is a cluster of tests/builders/lost_nodes.py.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.registry import findings_of, spec_of
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, Severity, Truth
+from tests.builders import lost_nodes
 from tests.builders.missing_data import DEFAULTS
 from tests.builders.views import cluster, job, seen
 
@@ -31,27 +32,32 @@ class Case(Struct, forbid_unknown_fields=True):
     kind: str
     job: Mapping[str, Any] = {}
     view: Mapping[str, Any] = {}
+    lost: Mapping[str, Any] = {}
     settings: Mapping[str, float] = {}
+    subject: str = ""  # Of the finding that is meant, where there are several.
     truth: Truth | None = Truth.BAD  # None: there is no finding.
     says: str = ""  # Words of the sentence.
     facts: tuple[str, ...] = ()  # Words, each of some fact.
     culprits: tuple[dict[str, Any], ...] | None = None  # Some fields of each.
     severity: Severity | None = None
     acts: bool | None = None
+    lasts_s: float | None = None
 
     @property
     def cluster(self) -> ClusterView:
         """The picture."""
         given = dict(self.view)
         nodes = [{"name": name, "reported_at": 9998.0, **of} for name, of in given.pop("nodes", {}).items()]
-        seen_of = msgspec.to_builtins(cluster(_job(self.job)))
+        base = lost_nodes.cluster(**self.lost) if self.lost else cluster(_job(self.job))
+        seen_of = msgspec.to_builtins(base)
         return msgspec.convert(_over(seen_of, given | ({"nodes": nodes} if nodes else {})), ClusterView)
 
     def findings(self) -> list[Finding]:
-        """What its detector says of it."""
+        """What its detector says of it, or of the one subject that is meant."""
         spec = spec_of(self.kind)
         own = {spec.settings: replace(DEFAULTS[spec.settings], **self.settings)} if spec.settings else {}
-        return findings_of(spec, self.cluster, {**DEFAULTS, **own})
+        found = findings_of(spec, self.cluster, {**DEFAULTS, **own})
+        return [each for each in found if self.subject in ("", each.subject)]
 
 
 def cases(kind: str) -> list[Case]:

@@ -29,7 +29,6 @@ from tests.builders import crash_loops as loops
 from tests.builders import full_disks as disks
 from tests.builders import gpu_faults as gpus
 from tests.builders import logged_runs as logs
-from tests.builders import lost_nodes as nodes
 from tests.builders import slow_nodes as slow
 from tests.builders.eight_ranks import eight
 from tests.builders.ended_jobs import ended as link
@@ -93,10 +92,6 @@ SLOW_CARD = {"recent_sm_clock_hz": 1.2e9, "throttle": ("hw_thermal_slowdown",)}
 WRONG: dict[str, ClusterView] = {
     IncidentKind.FILESYSTEM_OUTAGE: stuck(0, 2, answers=(("n1", NO), ("n2", NO))),
     IncidentKind.FILESYSTEM_STALL: stuck(0, answers=(("n1", NO), ("n2", YES))),
-    IncidentKind.PARTITION_OR_OUTAGE: nodes.cluster(6, of=10, jobs_on=("n0", "n9")),
-    IncidentKind.NODE_DOWN: nodes.cluster(1, of=10, states={"n0": "DOWN*"}, jobs_on=("n0",)),
-    IncidentKind.AGENT_SILENT: nodes.cluster(1, of=10, jobs_on=("n0",)),
-    IncidentKind.SLURM_UNREACHABLE: cluster(job(), slurm_age_s=100.0),
     IncidentKind.GPU_FAULT: gpus.nodes(events=(gpus.xid(79, FaultSeverity.CRITICAL),)),
     IncidentKind.HOST_FAULT: gpus.nodes(events=(
         gpus.xid(0, FaultSeverity.CRITICAL, name="memory_uncorrected", xid=None, pci_bus_id=None, part="memory", may_exclude_node=True),

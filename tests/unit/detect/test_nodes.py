@@ -20,24 +20,6 @@ def bad(findings: list) -> list[str]:
     return [finding.subject for finding in findings if finding.truth is Truth.BAD]
 
 
-def test_one_silent_agent_of_many_is_told_with_its_node() -> None:
-    found = node_rules.SILENT.detect(cluster(1, of=10))
-    assert bad(found) == ["node:n0"]
-    assert found[0].culprits[0].node == "n0"
-    assert found[0].severity is Severity.WARNING
-    assert "has not reported for 60 s" in found[0].summary
-
-
-def test_a_node_with_a_job_that_is_lost_is_critical_and_names_the_job() -> None:
-    found = [
-        f
-        for f in node_rules.DOWN.detect(cluster(1, of=4, states={"n0": "DOWN*"}, jobs_on=("n0",)))
-        if f.truth is Truth.BAD
-    ]
-    assert found[0].severity is Severity.CRITICAL
-    assert f"Jobs there: {slurm_job().job_id}." in found[0].summary
-
-
 GONE = UnreachedNode("n0", 3, 12.0)
 
 
@@ -82,37 +64,6 @@ def test_a_node_that_does_not_answer_is_not_down_unless_all_its_jobs_are_known_t
     assert bad(node_rules.DOWN.detect(view)) == []
 
 
-def test_no_agent_is_silent_while_all_report() -> None:
-    view = cluster(0, of=10)
-    assert bad(node_rules.SILENT.detect(view) + node_rules.DOWN.detect(view)) == []
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        "MAINT",
-        "IDLE+POWERED_DOWN",
-        "IDLE~",
-        "DRAINED",
-        "idle+drain",
-        "IDLE+REBOOT_ISSUED",
-        "IDLE+REBOOT_REQUESTED",
-    ],
-)
-def test_a_node_that_was_taken_away_on_purpose_is_not_told(state: str) -> None:
-    view = cluster(1, of=10, states={"n0": state})
-    assert bad(node_rules.SILENT.detect(view) + node_rules.DOWN.detect(view)) == []
-
-
-@pytest.mark.parametrize(
-    "state",
-    ["IDLE+CLOUD", "IDLE+PLANNED", "MIXED+MAINTENANCE+RESERVED", "MIXED+REBOOT_REQUESTED", "ALLOCATED+POWER_DOWN"],
-)  # fmt: skip
-def test_a_property_of_a_node_in_use_is_no_reason_for_its_silence(state: str) -> None:
-    view = cluster(1, of=10, states={"n0": state})
-    assert bad(node_rules.SILENT.detect(view)) == ["node:n0"]
-
-
 @pytest.mark.parametrize("state", ["IDLE+MAINT", "IDLE+REBOOT_ISSUED", "IDLE+DRAIN", "IDLE+POWERED_DOWN"])
 def test_a_node_on_which_a_job_runs_is_watched_whatever_its_state_says(state: str) -> None:
     view = cluster(1, of=10)
@@ -126,24 +77,6 @@ def test_a_node_that_was_just_given_back_may_still_be_starting() -> None:
         states = (SlurmNodeView(name="n0", state="IDLE", back_at=NOW - back_s), *view.slurm_nodes[1:])
         seen = (replace(view.nodes[0], reported_at=NOW - 5000.0), *view.nodes[1:])
         assert node_rules.SILENT.detect(replace(view, slurm_nodes=states, nodes=seen))[0].truth is truth
-
-
-def test_a_node_that_slurm_does_not_know_any_more_is_not_told() -> None:
-    view = cluster(1, of=10, states={"n0": ""})
-    assert bad(node_rules.SILENT.detect(view) + node_rules.DOWN.detect(view)) == []
-
-
-@pytest.mark.parametrize("state", ["DOWN", "DOWN*", "ALLOCATED*", "IDLE+NOT_RESPONDING", "DOWN+DRAIN"])
-def test_with_slurms_word_it_is_the_node_that_is_down(state: str) -> None:
-    view = cluster(1, of=10, states={"n0": state})
-    assert bad(node_rules.SILENT.detect(view)) == []
-    assert bad(node_rules.DOWN.detect(view)) == ["node:n0"]
-
-
-def test_a_node_that_slurm_lost_while_its_agent_reports_is_told_as_such() -> None:
-    found = [f for f in node_rules.DOWN.detect(cluster(0, of=4, states={"n2": "DOWN*"})) if f.truth is Truth.BAD]
-    assert "yet its agent reports" in found[0].summary
-    assert found[0].duration_s == 0.0
 
 
 @pytest.mark.parametrize(("silent", "listings", "told"), [(1, 1, False), (1, 2, True), (0, 2, False), (0, 3, True)])
@@ -161,35 +94,6 @@ def test_an_agent_that_has_been_quiet_as_long_as_its_node_is_not_said_to_report(
     view = replace(view, heard_at={**view.heard_at, "n2": NOW - 20.0})
     (found,) = [f for f in node_rules.DOWN.detect(view) if f.truth is Truth.BAD]
     assert "its agent has not reported for 20 s, too" in found.summary
-
-
-@pytest.mark.parametrize(
-    ("silent", "of", "expected"),
-    [(1, 10, False), (2, 10, False), (3, 10, True), (3, 100, False), (21, 100, True), (1, 1, False), (2, 2, True), (0, 5, False)],
-)  # fmt: skip
-def test_many_at_once_are_an_outage_and_few_are_not(silent: int, of: int, expected: bool) -> None:
-    found = node_rules.OUTAGE.detect(cluster(silent, of=of))
-    assert bool(bad(found)) is expected
-
-
-def test_nodes_that_are_switched_off_are_no_outage() -> None:
-    states = {f"n{number}": "POWERED_DOWN" for number in range(8)}
-    assert bad(node_rules.OUTAGE.detect(cluster(8, of=10, states=states))) == []
-
-
-def test_no_outage_is_told_before_any_agent_has_reported() -> None:
-    assert node_rules.OUTAGE.detect(ClusterView(now=NOW)) == []
-
-
-def test_slurm_is_unreachable_after_its_time_and_not_before() -> None:
-    for age_s, truth in ((10.0, Truth.OK), (60.0, Truth.BAD)):
-        assert node_rules.SLURM.detect(ClusterView(now=NOW, slurm_age_s=age_s))[0].truth is truth
-
-
-def test_a_slurm_that_never_answered_counts_from_the_controllers_start() -> None:
-    for watched_s, truth in ((10.0, Truth.UNKNOWN), (61.0, Truth.BAD)):
-        view = ClusterView(now=NOW, watched_s=watched_s)
-        assert node_rules.SLURM.detect(view)[0].truth is truth
 
 
 def just_silent(count: int, age_s: float) -> ClusterView:

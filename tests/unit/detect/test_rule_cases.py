@@ -11,12 +11,12 @@ from tests.builders.rule_cases import Case, cases, kinds
     "case", [pytest.param(case, id=f"{kind}-{n}") for kind in kinds() for n, case in enumerate(cases(kind))]
 )
 def test_case_is_judged_as_its_file_has_it(case: Case) -> None:
-    found = [each for each in case.findings() if case.truth is None or each.truth is case.truth]
+    found = case.findings()
     if case.truth is None:
         assert not found
         return
-    assert found, case.findings()
-    first = found[0]
+    (first,) = found
+    assert first.truth is case.truth, first
     assert case.says in first.summary
     assert all(any(words in fact for fact in first.facts) for words in case.facts), first.facts
     if case.culprits is not None:
@@ -26,3 +26,4 @@ def test_case_is_judged_as_its_file_has_it(case: Case) -> None:
         assert named == list(case.culprits)
     assert case.severity in (None, first.severity)
     assert case.acts in (None, first.actionable)
+    assert case.lasts_s in (None, first.duration_s)

@@ -2,7 +2,7 @@
 
 A picture is a job `7` of four ranks on n1 and n2 (tests/builders/views.py) with what differs: `job` of it, `view` of the
 cluster around it, by the names of JobView and ClusterView. Shorthands: `losses` are numbers, `ranks` are processes by
-number, with what differs of each, `nodes` of `view` are by name; `lost` is a cluster of tests/builders/lost_nodes.py.
+number and `cards` their GPUs in order, with what differs of each, `nodes` of `view` are by name; `lost` is a cluster of tests/builders/lost_nodes.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import yaml
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.registry import findings_of, spec_of
-from slurm_watchdog.model.cluster_view import ClusterView, JobView
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
 from slurm_watchdog.model.incidents import Finding, Severity, Truth
 from tests.builders import lost_nodes
+from tests.builders.gpu_faults import card
 from tests.builders.missing_data import DEFAULTS
 from tests.builders.views import cluster, job, seen
 
@@ -76,6 +77,9 @@ def _job(given: Mapping[str, Any]) -> JobView:
     base = msgspec.to_builtins(job())
     if "losses" in given:
         given["losses"] = [{"step": n, "loss": loss, "at": float(n)} for n, loss in enumerate(given["losses"])]
+    cards = (card(**{"index": number, **of}) for number, of in enumerate(given.pop("cards", ())))
+    seats = [RankGpu(rank=number, pid=100 + number, view=each) for number, each in enumerate(cards)]
+    given |= {"gpus": msgspec.to_builtins(seats)} if seats else {}
     ranks = {number: msgspec.to_builtins(seen(number)) for number in range(4)}
     for number, of in given.pop("ranks", {}).items():
         ranks[number] = _over(ranks[number], of)

@@ -34,7 +34,7 @@ from tests.builders.eight_ranks import eight
 from tests.builders.ended_jobs import ended as link
 from tests.builders.endings import done
 from tests.builders.missing_data import DEFAULTS, bad, holes, shuffled
-from tests.builders.rank_activity import IDLE_RANK, NOW, card, four
+from tests.builders.rank_activity import IDLE_RANK, NOW, four
 from tests.builders.rule_cases import cases, kinds
 from tests.builders.views import (
     BARRIER,
@@ -96,10 +96,6 @@ WRONG: dict[str, ClusterView] = {
     IncidentKind.HOST_FAULT: gpus.nodes(events=(
         gpus.xid(0, FaultSeverity.CRITICAL, name="memory_uncorrected", xid=None, pci_bus_id=None, part="memory", may_exclude_node=True),
     )),
-    IncidentKind.GPU_CLOCK_LOW: cluster(
-        four("trains", 1.0, progress=progress(5.0), g2=card(2, "trains", recent_sm_clock_hz=1.2e9, usual_sm_clock_hz=1.98e9),
-             **{f"g{n}": card(n, "trains", recent_sm_clock_hz=1.98e9, usual_sm_clock_hz=1.98e9) for n in (0, 1, 3)})
-    ),
     IncidentKind.ORPHAN_GPU_PROCESS: cluster(nodes=(NodeView(name="n1", reported_at=NOW - 2, holders=(holder(),)),)),
     IncidentKind.DISK_FULL: cluster(job(**disks.STANDS), nodes=(disks.node("n1", disks.mount(error="ENOSPC: No space left on device")),)),
     IncidentKind.CRASH_LOOP: cluster(job(**{**loops.STARTING, "past": loops.DEAD})),

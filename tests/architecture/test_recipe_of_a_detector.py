@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md, "A new detector": the three files of the recipe and nothing else, in a copy of the package.
+"""CONTRIBUTING.md, "A new detector": the row and the case file of the recipe and nothing else, in a copy of the package.
 
 Then the detector is in configuration, correlation, replay, metrics, page, alert rules and documentation.
 """
@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from slurm_watchdog.recording.entries import pack
 from tests.builders.told import Line, Told
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-BLOCK = re.compile(r"^```(python|diff)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(yaml|diff)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 pytestmark = pytest.mark.thorough
-WHEN_COPIED = ("watchdog", "tools", "tests/builders", "tests/unit/analysis", "tests/unit/detect")
+WHEN_COPIED = ("watchdog", "tools", "tests/builders", "tests/cases", "tests/unit/analysis", "tests/unit/detect")
 SEEN = """
 import json, logging, sys
 from msgspec import structs
@@ -73,13 +74,14 @@ class Copy:
 
 
 def apply(lines: str, text: str) -> str:
-    """`text` with each line that begins with + behind the line before it, which `text` has exactly once."""
-    after = ""
-    for line in lines.splitlines(keepends=True):
-        if line.startswith("+"):
-            assert text.count("\n" + after) == 1, after
-            text = text.replace("\n" + after, "\n" + after + line[1:])
-        after = line[1:]
+    """`text` with the lines that begin with + behind the line before them, which `text` has exactly once."""
+    context = ""
+    for added, block in groupby(lines.splitlines(keepends=True), key=lambda line: line.startswith("+")):
+        changed = [line[1:] for line in block]
+        if added:
+            assert text.count("\n" + context) == 1, context
+            text = text.replace("\n" + context, "\n" + context + "".join(changed))
+        context = changed[-1]
     return text
 
 
@@ -107,7 +109,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     shutil.copytree(CHECKOUT / "deploy/prometheus", root / "deploy/prometheus")
     section = (CHECKOUT / "CONTRIBUTING.md").read_text().partition("\n## A new detector\n")[2]
     blocks = BLOCK.findall(section.partition("\n## ")[0])
-    assert [kind for kind, _, _ in blocks] == ["python", "diff", "python"]
+    assert [kind for kind, _, _ in blocks] == ["diff", "yaml"]
     for kind, name, text in blocks:
         path = root / name
         path.write_text(apply(text, path.read_text()) if kind == "diff" else text)
@@ -123,7 +125,7 @@ def seen(copy: Copy) -> dict[str, Any]:
 
 
 def test_its_own_test_and_those_of_every_detector_pass(copy: Copy) -> None:
-    files = [f"tests/unit/detect/test_{name}.py" for name in ("loss_zero", "every_detector", "registry")]
+    files = [f"tests/unit/detect/test_{name}.py" for name in ("rule_cases", "every_detector", "registry")]
     pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
     said = copy.run(*pytest_, "--rootdir", str(copy.root), "-c", os.devnull, "-k", "loss_zero or registry", *files)
     assert re.search(r"(\d\d) passed", said), said
@@ -160,7 +162,7 @@ def test_metrics_page_and_alert_rules_know_it(seen: dict[str, Any]) -> None:
     assert 'slurm_watchdog_job_incident{job_id="7",kind="loss_zero",severity="warning"} 1.0' in seen["metrics"]
     ((kind, summary),) = ((each["kind"], each["summary"]) for each in seen["page"])
     assert (kind, summary) == ("loss_zero", "The loss is 0 (job 7).")
-    assert re.search(r'kind=~"[^"]*\bloss_nan\|loss_zero\b', seen["alerts"])
+    assert re.search(r'kind=~"[^"]*\bloss_zero\|loss_nan\b', seen["alerts"])
 
 
 def test_the_page_of_detectors_has_its_section(seen: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Writes docs/detectors.md, three lines a detector, from the detectors themselves: `python -m tools.docs detectors`.
 
-A detector's page is its module's docstring: a sentence, why, and lines that begin with `Fires:`, `Names:` or `Acts:`.
+A detector's page is what its row says, or its module's docstring: lines that begin with `Fires:`, `Names:` or `Acts:`.
 Where it says nothing of acts, its ladder does.
 """
 
@@ -44,6 +44,6 @@ def section(spec: DetectorSpec) -> str:
 
 
 def facts(spec: DetectorSpec) -> Mapping[str, str]:
-    """`Fires`, `Names`, `Acts` of its docstring -> their text on one line."""
-    found = LABEL.split(inspect.getdoc(inspect.getmodule(spec.detect)) or "")[1:]
+    """`Fires`, `Names`, `Acts` of its row or docstring -> their text on one line."""
+    found = LABEL.split(spec.doc or inspect.getdoc(inspect.getmodule(spec.detect)) or "")[1:]
     return {label: " ".join(text.split()) for label, text in zip(found[::2], found[1::2], strict=True)}

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.good_checkpoint import resume_from, resumes_before
-from slurm_watchdog.detect import loss_nan, loss_spike
+from slurm_watchdog.detect import job_rules
 from slurm_watchdog.model.cluster_view import LossPoint
 from slurm_watchdog.model.incidents import IncidentKind, IncidentState
 from slurm_watchdog.model.observations import Checkpoint
@@ -29,16 +29,16 @@ NAN = job(losses=_points([2.0] * 30 + [math.nan] * 4), checkpoints_on_disk=(DISK
 
 
 def test_an_incident_says_which_checkpoint_is_the_last_good_one() -> None:
-    (found,) = loss_nan.detect(cluster(NAN))
+    (found,) = job_rules.LOSS_NAN.detect(cluster(NAN))
     assert found.good_checkpoint == GOOD and found.actionable and GOOD in found.facts[1]
-    (found,) = loss_nan.detect(cluster(replace(NAN, checkpoints_on_disk=(LATER,))))
+    (found,) = job_rules.LOSS_NAN.detect(cluster(replace(NAN, checkpoints_on_disk=(LATER,))))
     assert not found.good_checkpoint and not found.actionable
     both = replace(NAN, checkpoints_on_disk=(LATER,), earlier_checkpoints=(DISK, LATER))
-    (found,) = loss_nan.detect(cluster(both))
+    (found,) = job_rules.LOSS_NAN.detect(cluster(both))
     assert found.good_checkpoint == GOOD and not found.actionable, "by itself the trainer takes the damaged one"
     assert f"the last good one that was seen is {GOOD}, of step 20" in found.facts[1]
     high = job(losses=_points([2.0 + 0.01 * (n % 3) for n in range(60)] + [9.0] * 5), checkpoints_on_disk=(DISK,))
-    (found,) = loss_spike.detect(cluster(high))
+    (found,) = job_rules.LOSS_SPIKE.detect(cluster(high))
     assert not found.actionable and not found.good_checkpoint and GOOD in found.facts[1], "it may recover"
     writing = resumes_before(replace(NAN, checkpoints_on_disk=(replace(DISK, writing=True),)), 30)
     assert writing.good_path == GOOD and not writing.helps
@@ -46,7 +46,7 @@ def test_an_incident_says_which_checkpoint_is_the_last_good_one() -> None:
 
 def test_a_checkpoint_that_is_not_the_job_owners_is_never_the_last_good_one() -> None:
     theirs = replace(NAN, checkpoints_on_disk=(replace(DISK, foreign=True),))
-    (found,) = loss_nan.detect(cluster(theirs))
+    (found,) = job_rules.LOSS_NAN.detect(cluster(theirs))
     assert not found.good_checkpoint and GOOD not in " ".join(found.facts)
 
 

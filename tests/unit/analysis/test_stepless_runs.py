@@ -14,7 +14,7 @@ from slurm_watchdog.analysis.rank_activity import loop_state
 from slurm_watchdog.controller.state.run import Run, new_run
 from slurm_watchdog.controller.state.run_updates import note_snapshot
 from slurm_watchdog.controller.state.run_view import snapshot_views
-from slurm_watchdog.detect import collective_hang, rank_stopped, stalled_progress
+from slurm_watchdog.detect import collective_hang, rank_rules, stalled_progress
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.stalled_progress import StalledProgress
 from slurm_watchdog.model.cluster_view import ErrorLine, JobView, LogView
@@ -112,9 +112,9 @@ def test_a_stopped_rank_of_a_training_without_steps_is_acted_on_once_the_others_
     frozen = seen(1, state="T", state_age_s=650.0, cpu_ratio=0.0)
     view = replace(view, processes=(view.processes[0], frozen, *view.processes[2:]))
     assert [c.rank for c in hang(view).culprits] == [1]
-    (found,) = rank_stopped.detect(cluster(view), HANG)
+    (found,) = rank_rules.STOPPED.detect(cluster(view), HANG)
     assert (found.truth, found.actionable) == (Truth.BAD, True)
-    (found,) = rank_stopped.detect(cluster(replace(view, motion=None)), HANG)
+    (found,) = rank_rules.STOPPED.detect(cluster(replace(view, motion=None)), HANG)
     assert (found.truth, found.actionable) == (Truth.BAD, False)
 
 

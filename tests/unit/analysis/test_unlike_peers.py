@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.links import WAITED_LEAST, WAITED_TIMES, facts_of, stand_out
-from slurm_watchdog.detect import slow_job, slow_node
-from slurm_watchdog.detect.slow_job import SlowJob
+from slurm_watchdog.detect import slow_job
+from slurm_watchdog.detect.slow_job import SlowJob, slow_node
 from slurm_watchdog.diagnose.recorded_collectives import links_said
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Truth
@@ -89,7 +89,7 @@ def slow_with(nodes: list[NodeView], **changes: Any) -> ClusterView:
 
 def test_pressure_of_one_node_names_no_node_of_a_slow_job_and_is_a_fact_of_it() -> None:
     view = slow_with(waits(0.02, 0.4, 0.01, 0.02))
-    (found,) = slow_node.detect(view, SlowJob())
+    (found,) = slow_node(view, SlowJob())
     assert found.truth is Truth.UNKNOWN and not found.culprits
     (job,) = slow_job.detect(view, SlowJob())
     assert job.truth is Truth.BAD and not job.culprits and not job.exclude_nodes
@@ -98,6 +98,6 @@ def test_pressure_of_one_node_names_no_node_of_a_slow_job_and_is_a_fact_of_it() 
 
 def test_pressure_is_a_fact_beside_a_sign() -> None:
     view = slow_with(waits(0.02, 0.4, 0.01, 0.02), odd={"n2": {"throttle": ("hw_slowdown",)}})
-    (found,) = slow_node.detect(view, SlowJob())
+    (found,) = slow_node(view, SlowJob())
     assert found.exclude_nodes == ("n2",)
     assert any("on n2 waited for storage 40%" in fact for fact in found.facts)

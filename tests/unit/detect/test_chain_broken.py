@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_watchdog.detect.chain_broken import detect
+from slurm_watchdog.detect.crash_loop import chain_broken
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.past_runs import EndedJob
 from tests.builders.ended_jobs import ended
@@ -14,7 +14,7 @@ from tests.builders.views import cluster
 
 
 def judge(*jobs: EndedJob) -> list[Finding]:
-    return detect(cluster(ended=jobs))
+    return chain_broken(cluster(ended=jobs))
 
 
 @pytest.mark.parametrize("state", ["FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.detect.driver_stall import detect
+from slurm_watchdog.detect.device_rules import DRIVER_STALL
 from slurm_watchdog.detect.registry import causes_of
 from slurm_watchdog.knowledge.drivers import driver_of
 from slurm_watchdog.model.cluster_view import ClusterView
@@ -45,7 +45,7 @@ WRONG = view()
 
 
 def found(of: ClusterView) -> Finding:
-    (finding,) = detect(of)
+    (finding,) = DRIVER_STALL.detect(of)
     return finding
 
 

@@ -1,4 +1,4 @@
-"""A training that is over and does not end; and one that goes on and does not save any more."""
+"""A training that is over and does not end."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.detect import checkpoint_overdue, wedged_teardown
+from slurm_watchdog.detect import wedged_teardown
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.model.cluster_view import Checkpoint, ErrorLine, JobView
+from slurm_watchdog.model.cluster_view import ErrorLine, JobView
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.observations import Checkpoint as OnDisk
 from slurm_watchdog.model.observations import Event, EventKind
 from tests.builders.endings import done
 from tests.builders.rank_activity import four, rank
-from tests.builders.views import BARRIER, SAVE, cluster, job, progress, slurm_job, snapshot, stack, still
+from tests.builders.views import BARRIER, SAVE, cluster, progress, slurm_job, snapshot, stack, still
 
 TEARDOWN = ("destroy_process_group (torch/distributed/distributed_c10d.py)", "main (t.py)")
 
@@ -136,54 +136,6 @@ def test_ranks_that_do_nothing_after_a_traceback_are_told_at_the_limit_and_the_o
 )
 def test_an_error_alone_is_no_wedged_teardown(view: JobView) -> None:
     assert wedged(view).truth is not Truth.BAD
-
-
-# ------------------------------------------------------------------------------------------------ checkpoint_overdue
-
-
-def overdue(**changes: Any) -> list[Finding]:
-    given: dict[str, Any] = {
-        "checkpoint": Checkpoint(step=400, age_s=11_000.0),
-        "checkpoint_intervals_s": (3600.0, 3500.0, 3700.0),
-        "run_age_s": 90_000.0,
-        "progress": progress(5.0, step=900),
-    }
-    return checkpoint_overdue.detect(cluster(job(**{**given, **changes})))
-
-
-def test_a_job_that_does_not_save_any_more_is_told() -> None:
-    (found,) = overdue()
-    assert (found.truth, found.actionable) == (Truth.BAD, False)
-    assert "since step 400; it used to save every 3600 s and is at step 900" in found.summary
-
-
-def test_a_job_without_a_rhythm_of_its_own_is_not_judged() -> None:
-    assert overdue(checkpoint=None) == []
-    assert overdue(checkpoint_intervals_s=()) == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "truth"),
-    [
-        ({"checkpoint": Checkpoint(step=400, age_s=10_700.0)}, Truth.OK),
-        ({"checkpoint_intervals_s": (3600.0, 3600.0, 6000.0)}, Truth.OK),
-        ({"checkpoint": Checkpoint(step=400, age_s=1700.0), "checkpoint_intervals_s": (60.0, 60.0)}, Truth.OK),
-        ({"run_age_s": 600.0}, Truth.UNKNOWN),
-        ({"checkpoints_on_disk": (OnDisk(job_id="7", directory="/c", writing=True),)}, Truth.UNKNOWN),
-        ({"checkpoints_on_disk": (OnDisk(job_id="7", directory="/c", step=800),)}, Truth.UNKNOWN),
-        ({"checkpoints_on_disk": (OnDisk(job_id="7", directory="/c", error="EIO"),)}, Truth.UNKNOWN),
-        ({"progress": progress(4000.0, step=900)}, Truth.UNKNOWN),
-        ({"progress": progress(5.0, step=400)}, Truth.UNKNOWN),
-        ({"progress": None}, Truth.UNKNOWN),
-        ({"silent_nodes": ("n2",)}, Truth.UNKNOWN),
-        ({"job": slurm_job(state="SUSPENDED")}, Truth.UNKNOWN),
-    ],
-    ids=["not yet", "irregular", "below the floor", "just granted a grace", "writing", "on disk unannounced", "unreadable",
-         "stands", "no step since", "no steps known", "silent", "suspended"],
-)  # fmt: skip
-def test_nothing_is_overdue(changes: dict[str, Any], truth: Truth) -> None:
-    (found,) = overdue(**changes)
-    assert found.truth is truth
 
 
 # ------------------------------------------------------------------------------------------------ in the teardown

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from slurm_watchdog.detect.registry import SPECS, findings_of
 from slurm_watchdog.detect.spec import DetectorSpec
 from slurm_watchdog.model.cluster_view import (
-    Checkpoint,
     ClusterView,
     FilesystemView,
     LossPoint,
@@ -24,21 +23,19 @@ from slurm_watchdog.model.cluster_view import (
     StepTime,
 )
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
-from slurm_watchdog.model.node_events import NodeSuspicion
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import FaultSeverity, GpuHolder
-from slurm_watchdog.model.slurm import Reservation
 from tests.builders import crash_loops as loops
 from tests.builders import full_disks as disks
 from tests.builders import gpu_faults as gpus
 from tests.builders import logged_runs as logs
-from tests.builders import lost_nodes as nodes
 from tests.builders import slow_nodes as slow
 from tests.builders.eight_ranks import eight
 from tests.builders.ended_jobs import ended as link
 from tests.builders.endings import done
 from tests.builders.missing_data import DEFAULTS, bad, holes, shuffled
-from tests.builders.rank_activity import IDLE_RANK, NOW, card, four
+from tests.builders.rank_activity import IDLE_RANK, NOW, four
+from tests.builders.rule_cases import cases, kinds
 from tests.builders.views import (
     BARRIER,
     LOADER,
@@ -48,7 +45,6 @@ from tests.builders.views import (
     job,
     progress,
     seen,
-    slurm_job,
     snapshot,
     stack,
     still,
@@ -96,19 +92,10 @@ SLOW_CARD = {"recent_sm_clock_hz": 1.2e9, "throttle": ("hw_thermal_slowdown",)}
 WRONG: dict[str, ClusterView] = {
     IncidentKind.FILESYSTEM_OUTAGE: stuck(0, 2, answers=(("n1", NO), ("n2", NO))),
     IncidentKind.FILESYSTEM_STALL: stuck(0, answers=(("n1", NO), ("n2", YES))),
-    IncidentKind.PARTITION_OR_OUTAGE: nodes.cluster(6, of=10, jobs_on=("n0", "n9")),
-    IncidentKind.NODE_DOWN: nodes.cluster(1, of=10, states={"n0": "DOWN*"}, jobs_on=("n0",)),
-    IncidentKind.AGENT_SILENT: nodes.cluster(1, of=10, jobs_on=("n0",)),
-    IncidentKind.SLURM_UNREACHABLE: cluster(job(), slurm_age_s=100.0),
-    IncidentKind.SUSPECT_NODE: cluster(suspects=(NodeSuspicion(node="n1", score=2.6, place="GPU-0", recent=3),)),
     IncidentKind.GPU_FAULT: gpus.nodes(events=(gpus.xid(79, FaultSeverity.CRITICAL),)),
     IncidentKind.HOST_FAULT: gpus.nodes(events=(
         gpus.xid(0, FaultSeverity.CRITICAL, name="memory_uncorrected", xid=None, pci_bus_id=None, part="memory", may_exclude_node=True),
     )),
-    IncidentKind.GPU_CLOCK_LOW: cluster(
-        four("trains", 1.0, progress=progress(5.0), g2=card(2, "trains", recent_sm_clock_hz=1.2e9, usual_sm_clock_hz=1.98e9),
-             **{f"g{n}": card(n, "trains", recent_sm_clock_hz=1.98e9, usual_sm_clock_hz=1.98e9) for n in (0, 1, 3)})
-    ),
     IncidentKind.ORPHAN_GPU_PROCESS: cluster(nodes=(NodeView(name="n1", reported_at=NOW - 2, holders=(holder(),)),)),
     IncidentKind.DISK_FULL: cluster(job(**disks.STANDS), nodes=(disks.node("n1", disks.mount(error="ENOSPC: No space left on device")),)),
     IncidentKind.CRASH_LOOP: cluster(job(**{**loops.STARTING, "past": loops.DEAD})),
@@ -120,30 +107,24 @@ WRONG: dict[str, ClusterView] = {
             processes=(*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=25.0)),
         )
     ),
-    IncidentKind.RANK_STOPPED: cluster(job(processes=(seen(0), seen(1), seen(2, state="T", state_age_s=90.0), seen(3)), progress=progress(90.0))),
     IncidentKind.DEAD_RANK: cluster(eight((5, 9.0))),
     IncidentKind.GPU_IDLE_RANK: cluster(four("busy", 1.0, age_s=75.0, **IDLE_RANK)),
     IncidentKind.SLOW_NODE: slow.view({"n2": SLOW_CARD}),
     IncidentKind.SLOW_JOB: cluster(job(step_times=steps(1.2))),
     IncidentKind.LOSS_SPIKE: cluster(job(losses=losses(9.0))),
-    IncidentKind.LOSS_NAN: cluster(job(losses=losses(float("nan")))),
     IncidentKind.LINGERING_JOB: cluster(
         job(processes=(*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=40.0)), progress=progress(45.0), snapshots=WAITS)
     ),
     IncidentKind.COLLECTIVE_HANG: cluster(job(progress=progress(75.0), snapshots=still(BARRIER, BARRIER, LOADER, BARRIER))),
     IncidentKind.WEDGED_TEARDOWN: cluster(done()),
     IncidentKind.STALLED_PROGRESS: cluster(four("idles", 0.0)),
-    IncidentKind.ENDS_SOON: cluster(
-        job(job=slurm_job(nodes=("n1", "n2"))), date=0.0,
-        reservations=(Reservation(name="m", start_at=60.0, end_at=99.0, nodes=("n2",), flags=("MAINT",)),),
-    ),
-    IncidentKind.CHECKPOINT_OVERDUE: cluster(job(checkpoint=Checkpoint(step=400, age_s=9000.0), checkpoint_intervals_s=(600.0,) * 5)),
 }  # fmt: skip
 """A cluster in which this, and perhaps more, is the matter."""
 
 KINDS = [spec.kind for spec in SPECS]
+WRONG |= {kind: cases(kind)[0].cluster for kind in kinds()}
 WRONG |= {kind: import_module(f"tests.unit.detect.test_{kind}").WRONG for kind in KINDS if kind not in WRONG}
-"""The test of a detector that is not above has a view of its own in which the detector fires."""
+"""The first case of a detector that has some, and the view `WRONG` of the test of one that is not above, let it fire."""
 
 
 def lists_without_one(view: ClusterView) -> Iterator[ClusterView]:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from slurm_watchdog.base.redact import MASK
-from slurm_watchdog.detect import filesystem_outage, filesystem_stall
+from slurm_watchdog.detect import filesystem_stall
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall
 from slurm_watchdog.diagnose.filesystem import probes_wanted
 from slurm_watchdog.model.cluster_view import FilesystemView, JobView, MountAnswer
@@ -34,7 +34,7 @@ def judge(*processes, answers=(), jobs=(STUCK,), known=None, **changes) -> dict[
     view = cluster(*jobs, filesystems=(filesystem,), **changes)
     found = [
         *filesystem_stall.detect(view, SETTINGS),
-        *filesystem_outage.detect(view, SETTINGS),
+        *filesystem_stall.OUTAGE.detect(view, SETTINGS),
     ]
     return {f.kind: f for f in found}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.detect import gpu_clock_low, gpu_fault
+from slurm_watchdog.detect import device_rules, gpu_fault
 from slurm_watchdog.detect.gpu_fault import GpuFault
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.cluster_view import ClusterView, RankGpu
@@ -185,58 +185,8 @@ def test_on_a_node_that_was_drained_nothing_is_told() -> None:
 
 def clocks(*cards: GpuView) -> Finding:
     seats = tuple(RankGpu(rank=rank, pid=100 + rank, view=each) for rank, each in enumerate(cards))
-    (found,) = gpu_clock_low.detect(cluster(job(gpus=seats)))
+    (found,) = device_rules.CLOCK_LOW.detect(cluster(job(gpus=seats)))
     return found
-
-
-def test_the_one_slow_card_under_load_is_named_with_its_reason() -> None:
-    slow = card(3, recent_sm_clock_hz=1.2e9, throttle=("hw_thermal_slowdown",), temperature_c=92.0)
-    found = clocks(card(0), card(1), card(2), slow)
-    assert found.truth is Truth.BAD
-    assert [(c.rank, c.gpu_uuid) for c in found.culprits] == [(3, "GPU-n1-3")]
-    assert "1200 MHz under load, its peers 1980 MHz, held back by hw_thermal_slowdown" in found.summary
-
-
-def test_an_idle_card_is_never_accused_of_its_clock() -> None:
-    idle = card(
-        3,
-        utilization_ratio=0.0,
-        busy_since=None,
-        recent_sm_clock_hz=None,
-        sm_clock_hz=1.155e9,
-        throttle=("gpu_idle",),
-    )
-    assert clocks(card(0), card(1), card(2), card(4), idle).truth is Truth.OK
-
-
-def test_a_card_that_was_always_slower_is_no_news() -> None:
-    capped = card(3, recent_sm_clock_hz=1.5e9, usual_sm_clock_hz=1.5e9, throttle=("sw_power_cap",))
-    assert clocks(card(0), card(1), card(2), capped).truth is Truth.OK
-
-
-def test_a_card_that_has_always_been_held_back_by_heat_is_told_all_the_same() -> None:
-    hot = card(3, recent_sm_clock_hz=1.5e9, usual_sm_clock_hz=1.5e9, throttle=("hw_thermal_slowdown",))
-    assert clocks(card(0), card(1), card(2), hot).truth is Truth.BAD
-
-
-def test_when_most_cards_are_slow_none_is_the_odd_one() -> None:
-    slow = [card(number, recent_sm_clock_hz=1.2e9) for number in range(3)]
-    assert clocks(card(3), *slow).truth is not Truth.BAD
-
-
-def test_cards_of_another_model_are_not_compared() -> None:
-    other = card(3, name="A100", recent_sm_clock_hz=1.41e9)
-    assert clocks(card(0), card(1), card(2), card(4), other).truth is Truth.OK
-
-
-def test_where_the_past_is_not_known_a_node_with_other_cards_is_not_accused() -> None:
-    """Half of a job on A100 at 1410 MHz, the other half on H100 at 1980 MHz, and nobody says which is which."""
-    others = [card(each, node="n1", name="", recent_sm_clock_hz=1.41e9, usual_sm_clock_hz=None) for each in range(4)]
-    fast = [card(each, node=node, name="", usual_sm_clock_hz=None) for node in ("n2", "n3", "n4") for each in range(4)]
-    assert clocks(*others, *fast[:4]).truth is Truth.OK
-    assert clocks(*others, *fast).truth is Truth.OK
-    hot = [replace(each, gpu=replace(each.gpu, throttle=("hw_thermal_slowdown",))) for each in others]
-    assert len(clocks(*hot, *fast).culprits) == 4
 
 
 def test_where_the_past_is_not_known_the_first_of_two_kinds_of_cards_to_be_low_enough_is_not_accused() -> None:
@@ -247,21 +197,6 @@ def test_where_the_past_is_not_known_the_first_of_two_kinds_of_cards_to_be_low_e
     ]
     fast = [card(0, name="", recent_sm_clock_hz=1.7e9, node=f"m{n}", usual_sm_clock_hz=None) for n in range(8)]
     assert clocks(*slow, *fast).truth is Truth.OK
-
-
-def test_where_the_past_is_not_known_the_odd_card_of_a_node_is_accused() -> None:
-    odd = card(3, recent_sm_clock_hz=1.2e9, usual_sm_clock_hz=None)
-    fine = [card(each, usual_sm_clock_hz=None) for each in range(3)]
-    assert [c.rank for c in clocks(*fine, odd).culprits] == [3]
-    alone = card(0, node="n4", recent_sm_clock_hz=1.2e9, usual_sm_clock_hz=None)
-    others = [card(0, node=f"n{each}", usual_sm_clock_hz=None) for each in range(4)]
-    assert [c.node for c in clocks(*others, alone).culprits] == ["n4"]
-
-
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_few_cards_convict_nobody(number: int) -> None:
-    cards = [card(0, recent_sm_clock_hz=1.0e9), *(card(each) for each in range(1, number))]
-    assert clocks(*cards).truth is Truth.UNKNOWN
 
 
 def line(name: str, *, age_s: float = 5.0, **changes: Any) -> SeenEvent:

@@ -11,9 +11,8 @@ from slurm_watchdog.agent.collectors.link import KEY
 from slurm_watchdog.analysis.links import stopped
 from slurm_watchdog.controller.node_history.suspicion import blamed
 from slurm_watchdog.controller.state.nodes import KnownLink, look_at
-from slurm_watchdog.detect import slow_node
-from slurm_watchdog.detect.link_fault import detect
-from slurm_watchdog.detect.slow_job import SlowJob
+from slurm_watchdog.detect.device_rules import LINK_FAULT
+from slurm_watchdog.detect.slow_job import SlowJob, slow_node
 from slurm_watchdog.diagnose.recorded_collectives import with_links
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Finding, Severity, Truth
@@ -52,7 +51,7 @@ WRONG = view(FLAPS)
 
 
 def bad(of: ClusterView) -> list[Finding]:
-    return [each for each in detect(of) if each.truth is Truth.BAD]
+    return [each for each in LINK_FAULT.detect(of) if each.truth is Truth.BAD]
 
 
 def test_link_that_flaps_is_named_with_its_times_and_held_against_its_node() -> None:
@@ -207,6 +206,6 @@ def test_errors_that_rise_on_one_node_tell_it_from_the_others_of_a_slow_job() ->
         else node
         for node in base.nodes
     )
-    (finding,) = slow_node.detect(replace(base, nodes=odd), SlowJob())
+    (finding,) = slow_node(replace(base, nodes=odd), SlowJob())
     assert finding.truth is Truth.BAD and finding.exclude_nodes == ("n2",)
     assert "its link mlx5_0/1 has errors that rise" in finding.summary

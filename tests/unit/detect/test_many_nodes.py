@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_watchdog.analysis.slurm_nodes import may_be_starting, share_silent
-from slurm_watchdog.detect import agent_silent, node_down
+from slurm_watchdog.detect import node_rules
 from slurm_watchdog.detect.gpu_fault import JobsOfNodes
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, RankGpu
 from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView
@@ -110,6 +110,6 @@ def test_every_node_that_is_asked_about_silent_or_down_has_its_finding_and_no_ot
     state = {node.name: node.state for node in view.slurm_nodes}
     names = [node.name for node in view.nodes]
     down = [name for name in names if name in state and (name in asked or is_lost(state[name]))]
-    assert [finding.subject for finding in node_down.detect(view)] == [f"node:{name}" for name in down]
+    assert [finding.subject for finding in node_rules.DOWN.detect(view)] == [f"node:{name}" for name in down]
     meant = [name for name in names if name in asked or name in view.silent_nodes]
-    assert [finding.subject for finding in agent_silent.detect(view)] == [f"node:{name}" for name in meant]
+    assert [finding.subject for finding in node_rules.SILENT.detect(view)] == [f"node:{name}" for name in meant]

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.detect import chain_broken, lingering_job
+from slurm_watchdog.detect import lingering_job
 from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.crash_loop import chain_broken
 from slurm_watchdog.detect.memory_kill import detect
 from slurm_watchdog.detect.registry import causes_of
 from slurm_watchdog.model.cluster_view import ClusterView
@@ -212,7 +213,7 @@ def test_job_that_ended_with_the_kill_is_reported_and_its_chain_says_why() -> No
     whole = cluster(ended=(over,), nodes=(node,))
     finding = found(whole)
     assert finding.truth is Truth.BAD and finding.culprits[0].node == "n2"
-    (broken,) = chain_broken.detect(whole)
+    (broken,) = chain_broken(whole)
     assert "killed by the kernel for memory" in broken.summary
 
 
@@ -235,7 +236,7 @@ def test_kill_that_a_run_outlived_is_neither_told_nor_the_reason_why_its_chain_b
     node = NodeView(name="n2", reported_at=NOW - 2, events=kill(9999, "9", age_s=age_s))
     whole = cluster(ended=(replace(over, ended_at=NOW - 130.0, run=run),), nodes=(node,))
     assert found(whole).truth is not Truth.BAD
-    (broken,) = chain_broken.detect(whole)
+    (broken,) = chain_broken(whole)
     assert broken.truth is Truth.BAD and "killed by the kernel" not in broken.summary
 
 

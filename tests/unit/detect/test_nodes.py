@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.detect import agent_silent, node_down, partition_or_outage, slurm_unreachable
+from slurm_watchdog.detect import node_rules
 from slurm_watchdog.model.cluster_view import ClusterView, Progress
 from slurm_watchdog.model.incidents import Severity, Truth
 from slurm_watchdog.model.node_view import SlurmNodeView, UnreachedNode
@@ -18,22 +18,6 @@ from tests.builders.views import job, progress, slurm_job
 
 def bad(findings: list) -> list[str]:
     return [finding.subject for finding in findings if finding.truth is Truth.BAD]
-
-
-def test_one_silent_agent_of_many_is_told_with_its_node() -> None:
-    found = agent_silent.detect(cluster(1, of=10))
-    assert bad(found) == ["node:n0"]
-    assert found[0].culprits[0].node == "n0"
-    assert found[0].severity is Severity.WARNING
-    assert "has not reported for 60 s" in found[0].summary
-
-
-def test_a_node_with_a_job_that_is_lost_is_critical_and_names_the_job() -> None:
-    found = [
-        f for f in node_down.detect(cluster(1, of=4, states={"n0": "DOWN*"}, jobs_on=("n0",))) if f.truth is Truth.BAD
-    ]
-    assert found[0].severity is Severity.CRITICAL
-    assert f"Jobs there: {slurm_job().job_id}." in found[0].summary
 
 
 GONE = UnreachedNode("n0", 3, 12.0)
@@ -52,7 +36,7 @@ def without_a_step(age_s: float, **changes: Any) -> Progress:
 
 
 def test_a_node_that_answers_nobody_while_its_job_stands_is_down_before_slurm_says_so() -> None:
-    (found,) = [each for each in node_down.detect(gone()) if each.truth is Truth.BAD]
+    (found,) = [each for each in node_rules.DOWN.detect(gone()) if each.truth is Truth.BAD]
     assert (found.actionable, found.exclude_nodes, found.severity) == (True, ("n0",), Severity.CRITICAL)
     assert "neither its agent, for 60 s, nor its slurmd (3 connections in 12 s) answers" in found.summary
 
@@ -77,78 +61,29 @@ def test_a_node_that_answers_nobody_while_its_job_stands_is_down_before_slurm_sa
     ],
 )
 def test_a_node_that_does_not_answer_is_not_down_unless_all_its_jobs_are_known_to_stand(view: ClusterView) -> None:
-    assert bad(node_down.detect(view)) == []
-
-
-def test_no_agent_is_silent_while_all_report() -> None:
-    view = cluster(0, of=10)
-    assert bad(agent_silent.detect(view) + node_down.detect(view)) == []
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        "MAINT",
-        "IDLE+POWERED_DOWN",
-        "IDLE~",
-        "DRAINED",
-        "idle+drain",
-        "IDLE+REBOOT_ISSUED",
-        "IDLE+REBOOT_REQUESTED",
-    ],
-)
-def test_a_node_that_was_taken_away_on_purpose_is_not_told(state: str) -> None:
-    view = cluster(1, of=10, states={"n0": state})
-    assert bad(agent_silent.detect(view) + node_down.detect(view)) == []
-
-
-@pytest.mark.parametrize(
-    "state",
-    ["IDLE+CLOUD", "IDLE+PLANNED", "MIXED+MAINTENANCE+RESERVED", "MIXED+REBOOT_REQUESTED", "ALLOCATED+POWER_DOWN"],
-)  # fmt: skip
-def test_a_property_of_a_node_in_use_is_no_reason_for_its_silence(state: str) -> None:
-    view = cluster(1, of=10, states={"n0": state})
-    assert bad(agent_silent.detect(view)) == ["node:n0"]
+    assert bad(node_rules.DOWN.detect(view)) == []
 
 
 @pytest.mark.parametrize("state", ["IDLE+MAINT", "IDLE+REBOOT_ISSUED", "IDLE+DRAIN", "IDLE+POWERED_DOWN"])
 def test_a_node_on_which_a_job_runs_is_watched_whatever_its_state_says(state: str) -> None:
     view = cluster(1, of=10)
     used = (SlurmNodeView(name="n0", state=state, runs_job=True), *view.slurm_nodes[1:])
-    assert bad(agent_silent.detect(replace(view, slurm_nodes=used))) == ["node:n0"]
+    assert bad(node_rules.SILENT.detect(replace(view, slurm_nodes=used))) == ["node:n0"]
 
 
 def test_a_node_that_was_just_given_back_may_still_be_starting() -> None:
     view = cluster(1, of=10)
     for back_s, truth in ((30.0, Truth.UNKNOWN), (700.0, Truth.BAD)):
         states = (SlurmNodeView(name="n0", state="IDLE", back_at=NOW - back_s), *view.slurm_nodes[1:])
-        nodes = (replace(view.nodes[0], reported_at=NOW - 5000.0), *view.nodes[1:])
-        assert agent_silent.detect(replace(view, slurm_nodes=states, nodes=nodes))[0].truth is truth
-
-
-def test_a_node_that_slurm_does_not_know_any_more_is_not_told() -> None:
-    view = cluster(1, of=10, states={"n0": ""})
-    assert bad(agent_silent.detect(view) + node_down.detect(view)) == []
-
-
-@pytest.mark.parametrize("state", ["DOWN", "DOWN*", "ALLOCATED*", "IDLE+NOT_RESPONDING", "DOWN+DRAIN"])
-def test_with_slurms_word_it_is_the_node_that_is_down(state: str) -> None:
-    view = cluster(1, of=10, states={"n0": state})
-    assert bad(agent_silent.detect(view)) == []
-    assert bad(node_down.detect(view)) == ["node:n0"]
-
-
-def test_a_node_that_slurm_lost_while_its_agent_reports_is_told_as_such() -> None:
-    found = [f for f in node_down.detect(cluster(0, of=4, states={"n2": "DOWN*"})) if f.truth is Truth.BAD]
-    assert "yet its agent reports" in found[0].summary
-    assert found[0].duration_s == 0.0
+        seen = (replace(view.nodes[0], reported_at=NOW - 5000.0), *view.nodes[1:])
+        assert node_rules.SILENT.detect(replace(view, slurm_nodes=states, nodes=seen))[0].truth is truth
 
 
 @pytest.mark.parametrize(("silent", "listings", "told"), [(1, 1, False), (1, 2, True), (0, 2, False), (0, 3, True)])
 def test_slurms_word_counts_after_a_few_listings_in_a_row(silent: int, listings: int, told: bool) -> None:
     view = cluster(silent, of=4, states={"n0": "DOWN*"})
     states = tuple(replace(s, lost_listings=listings) if s.name == "n0" else s for s in view.slurm_nodes)
-    found = next(f for f in node_down.detect(replace(view, slurm_nodes=states)) if f.subject == "node:n0")
+    found = next(f for f in node_rules.DOWN.detect(replace(view, slurm_nodes=states)) if f.subject == "node:n0")
     assert found.truth is (Truth.BAD if told else Truth.UNKNOWN)
     assert ("DOWN*" in found.summary) is told
 
@@ -157,37 +92,8 @@ def test_an_agent_that_has_been_quiet_as_long_as_its_node_is_not_said_to_report(
     """Slurm may know of a lost node before an agent counts as silent."""
     view = cluster(0, of=4, states={"n2": "DOWN*"})
     view = replace(view, heard_at={**view.heard_at, "n2": NOW - 20.0})
-    (found,) = [f for f in node_down.detect(view) if f.truth is Truth.BAD]
+    (found,) = [f for f in node_rules.DOWN.detect(view) if f.truth is Truth.BAD]
     assert "its agent has not reported for 20 s, too" in found.summary
-
-
-@pytest.mark.parametrize(
-    ("silent", "of", "expected"),
-    [(1, 10, False), (2, 10, False), (3, 10, True), (3, 100, False), (21, 100, True), (1, 1, False), (2, 2, True), (0, 5, False)],
-)  # fmt: skip
-def test_many_at_once_are_an_outage_and_few_are_not(silent: int, of: int, expected: bool) -> None:
-    found = partition_or_outage.detect(cluster(silent, of=of))
-    assert bool(bad(found)) is expected
-
-
-def test_nodes_that_are_switched_off_are_no_outage() -> None:
-    states = {f"n{number}": "POWERED_DOWN" for number in range(8)}
-    assert bad(partition_or_outage.detect(cluster(8, of=10, states=states))) == []
-
-
-def test_no_outage_is_told_before_any_agent_has_reported() -> None:
-    assert partition_or_outage.detect(ClusterView(now=NOW)) == []
-
-
-def test_slurm_is_unreachable_after_its_time_and_not_before() -> None:
-    for age_s, truth in ((10.0, Truth.OK), (60.0, Truth.BAD)):
-        assert slurm_unreachable.detect(ClusterView(now=NOW, slurm_age_s=age_s))[0].truth is truth
-
-
-def test_a_slurm_that_never_answered_counts_from_the_controllers_start() -> None:
-    for watched_s, truth in ((10.0, Truth.UNKNOWN), (61.0, Truth.BAD)):
-        view = ClusterView(now=NOW, watched_s=watched_s)
-        assert slurm_unreachable.detect(view)[0].truth is truth
 
 
 def just_silent(count: int, age_s: float) -> ClusterView:
@@ -196,8 +102,8 @@ def just_silent(count: int, age_s: float) -> ClusterView:
 
 
 def test_many_that_fall_silent_together_are_told_once_it_shows_how_many_they_are() -> None:
-    assert len(bad(agent_silent.detect(just_silent(9, 46.0)))) == 9, "few are told at once"
-    soon = agent_silent.detect(just_silent(15, 46.0))
+    assert len(bad(node_rules.SILENT.detect(just_silent(9, 46.0)))) == 9, "few are told at once"
+    soon = node_rules.SILENT.detect(just_silent(15, 46.0))
     assert bad(soon) == []
     assert [each.truth for each in soon].count(Truth.UNKNOWN) == 15
-    assert len(bad(agent_silent.detect(just_silent(15, 56.0)))) == 15, "a switch is told, ten seconds later"
+    assert len(bad(node_rules.SILENT.detect(just_silent(15, 56.0)))) == 15, "a switch is told, ten seconds later"

@@ -1,5 +1,4 @@
-"""Ranks that were stopped, that died, or whose GPU idles: named within seconds, and never at the end of a job
-or in a checkpoint."""
+"""Ranks that died, or whose GPU idles: named within seconds, and never at the end of a job or in a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,8 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.detect import dead_rank, gpu_idle_rank, rank_stopped
+from slurm_watchdog.detect import rank_rules
 from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.lingering_job import dead_rank
 from slurm_watchdog.model.cluster_view import ErrorLine, JobView, RankGpu, StepTime
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.node_view import GpuView
@@ -25,52 +25,11 @@ def only(findings: list[Finding]) -> Finding:
     return found
 
 
-# ------------------------------------------------------------------------------------------------ stopped
-
-
-def stopped(view: JobView) -> Finding:
-    return only(rank_stopped.detect(cluster(view), CollectiveHang()))
-
-
-def with_rank_2(**changes: Any) -> JobView:
-    return job(processes=(seen(0), seen(1), seen(2, **changes), seen(3)))
-
-
-@pytest.mark.parametrize("state", ["T", "t"])
-def test_a_stopped_rank_is_named_with_what_lets_it_go_on(state: str) -> None:
-    found = stopped(with_rank_2(state=state, state_age_s=20.0))
-    assert found.truth is Truth.BAD
-    assert [(c.rank, c.node, c.pid) for c in found.culprits] == [(2, "n2", 102)]
-    what = {"T": "kill -CONT 102", "t": "grep TracerPid /proc/102/status"}
-    assert len(found.facts) == 1 and " on n2: " in found.facts[0] and what[state] in found.facts[0]
-
-
-@pytest.mark.parametrize(("state", "age_s", "acted"), [("T", 90.0, True), ("T", 20.0, False), ("t", 900.0, False)])
-def test_only_a_signal_that_keeps_the_job_beyond_its_limit_is_acted_on(state: str, age_s: float, acted: bool) -> None:
-    view = replace(with_rank_2(state=state, state_age_s=age_s), progress=progress(age_s))
-    assert stopped(view).actionable is acted
-
-
-def test_a_rank_that_was_stopped_for_a_moment_is_not_told() -> None:
-    assert stopped(with_rank_2(state="T", state_age_s=5.0)).truth is Truth.UNKNOWN
-    assert stopped(with_rank_2(state="T", state_age_s=None)).truth is Truth.UNKNOWN
-
-
-def test_a_job_that_slurm_has_suspended_is_not_told() -> None:
-    view = replace(with_rank_2(state="T", state_age_s=90.0), job=slurm_job(state="SUSPENDED"))
-    assert stopped(view).truth is Truth.UNKNOWN
-
-
-def test_nothing_is_cleared_while_a_node_is_silent() -> None:
-    assert stopped(job(silent_nodes=("n2",))).truth is Truth.UNKNOWN
-    assert stopped(job()).truth is Truth.OK
-
-
 # ------------------------------------------------------------------------------------------------ dead
 
 
 def died(view: JobView) -> Finding:
-    return only(dead_rank.detect(cluster(view)))
+    return only(dead_rank(cluster(view)))
 
 
 def test_a_rank_that_is_gone_is_told_within_seconds() -> None:
@@ -173,7 +132,7 @@ def quiet(rank: int, cpu_ratio: float | None = 0.0, io_bytes_s: float | None = 0
 
 
 def idle(view: JobView) -> Finding:
-    return only(gpu_idle_rank.detect(cluster(view), CollectiveHang()))
+    return only(rank_rules.GPU_IDLE.detect(cluster(view), CollectiveHang()))
 
 
 def standing(idle_ones: dict[int, float], **changes: Any) -> JobView:

@@ -13,9 +13,9 @@ from slurm_watchdog.model.incidents import IncidentKind
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
-def test_spec_of_the_registry_names_its_module_and_what_exists(spec: DetectorSpec) -> None:
-    assert spec.detect.__module__ == f"slurm_watchdog.detect.{spec.kind}"
-    assert {each.__module__.rpartition(".")[2] for each in spec.arguments} <= set(KINDS)
+def test_spec_of_the_registry_is_a_row_or_names_its_module_and_what_exists(spec: DetectorSpec) -> None:
+    assert spec.doc or spec.detect.__module__ == f"slurm_watchdog.detect.{spec.kind}"
+    assert set(spec.arguments) <= {each.settings for each in SPECS}
     assert {*spec.explained_by, *spec.explains} <= set(KINDS) - {spec.kind}
     assert set(spec.not_delayed_by) <= causes_of(spec.kind)
     assert not (spec.ladder and spec.why_no_action), "it is acted on"

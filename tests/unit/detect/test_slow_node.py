@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from slurm_watchdog.controller.state.nodes import RISE_BREAK_S, Nodes
-from slurm_watchdog.detect import slow_node
-from slurm_watchdog.detect.slow_job import SlowJob
+from slurm_watchdog.detect.slow_job import SlowJob, slow_node
 from slurm_watchdog.model.cluster_view import ClusterView, RankGpu
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.node_view import Rise, SeenEvent
@@ -33,7 +32,7 @@ def event(name: str, at: float = NOW - 60.0, repeats: int = 0) -> SeenEvent:
 
 
 def judge(of: ClusterView) -> Finding:
-    (finding,) = slow_node.detect(of, SlowJob())
+    (finding,) = slow_node(of, SlowJob())
     return finding
 
 
@@ -138,7 +137,7 @@ def test_slow_node_attributes_signs_of_three_cards_to_the_node() -> None:
 
 def test_a_job_on_one_node_has_nobody_to_compare_with() -> None:
     one = job(job=slurm_job(nodes=("n1",)), step_times=times(SLOWER), gpus=cards()[:2])
-    assert slow_node.detect(cluster(one), SlowJob()) == []
+    assert slow_node(cluster(one), SlowJob()) == []
 
 
 def test_a_counter_rises_since_the_first_of_its_rises_without_a_long_break() -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from slurm_watchdog.analysis.step_statistics import segments
-from slurm_watchdog.detect import loss_nan, loss_spike, slow_job
+from slurm_watchdog.analysis.level_shift import levels
+from slurm_watchdog.detect import job_rules, slow_job
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.model.cluster_view import LossPoint, StepTime
 from slurm_watchdog.model.incidents import Finding, Truth
@@ -76,7 +76,7 @@ def test_pauses_that_a_job_has_always_made_are_no_slowdown(pauses: str, noise: f
     for seed in range(12):
         extra = PAUSES[pauses](random.Random(f"{pauses}/{seed}"))
         series = [a + b for a, b in zip(noisy([100.0] * KEPT, seed, noise), extra, strict=True)]
-        assert len(segments(tuple(series), 0.05)) == 1, seed
+        assert len(levels(series, 0.05)) == 1, seed
         assert all(judged(series[:end]).truth is not Truth.BAD for end in range(32, 200, 24)), seed
 
 
@@ -177,7 +177,7 @@ def test_few_steps_say_nothing() -> None:
 
 
 def test_equal_values_have_one_level() -> None:
-    assert len(segments((1.0,) * 200, 0.05)) == 1
+    assert levels((1.0,) * 200, 0.05) == [(0, 1.0)]
 
 
 # ------------------------------------------------------------------------------------------------ losses
@@ -188,7 +188,7 @@ def points(losses: Sequence[float]) -> tuple[LossPoint, ...]:
 
 
 def spiked(losses: Sequence[float]) -> Finding:
-    (found,) = loss_spike.detect(cluster(job(losses=points(losses))))
+    (found,) = job_rules.LOSS_SPIKE.detect(cluster(job(losses=points(losses))))
     return found
 
 
@@ -209,24 +209,6 @@ def test_one_bad_batch_and_the_fall_of_the_beginning_are_no_spike() -> None:
     assert spiked([10.0 * math.exp(-n / 30) + 2 for n in range(120)]).truth is Truth.OK
 
 
-def nan(losses: Sequence[float]) -> Finding:
-    (found,) = loss_nan.detect(cluster(job(losses=points(losses))))
-    return found
-
-
-def test_a_loss_that_stays_no_number_is_told_with_the_last_good_one() -> None:
-    found = nan([2.0, 2.1, math.nan, math.inf, math.nan])
-    assert found.truth is Truth.BAD
-    assert "since step 2, 3 times in a row; the last good one was 2.1 at step 1" in found.summary
-
-
-@pytest.mark.parametrize(
-    "losses", [[2.0, math.nan], [math.nan, math.nan, math.nan, 2.0], [2.0, math.nan, 2.0, math.nan, math.nan]]
-)
-def test_a_step_that_mixed_precision_skipped_is_not_told(losses: list[float]) -> None:
-    assert nan(losses).truth is Truth.OK
-
-
 def checkpoint(step: int | None, writing_step: int | None = None) -> Checkpoint:
     return Checkpoint(job_id="7", directory="/c", step=step, path=f"/c/{step}", writing_step=writing_step)
 
@@ -244,8 +226,8 @@ def test_a_bad_loss_is_acted_on_only_where_a_restart_resumes_from_before(
     on_disk: tuple[Checkpoint, ...], acts: bool, word: str
 ) -> None:
     for detect, bad in (
-        (loss_nan.detect, [math.nan] * 5),
-        (loss_spike.detect, noisy([4.0] * 110, 2)),
+        (job_rules.LOSS_NAN.detect, [math.nan] * 5),
+        (job_rules.LOSS_SPIKE.detect, noisy([4.0] * 110, 2)),
     ):
         view = job(losses=points(noisy([2.0] * 100, 1) + bad), checkpoints_on_disk=on_disk)
         (found,) = detect(cluster(view))
@@ -254,6 +236,6 @@ def test_a_bad_loss_is_acted_on_only_where_a_restart_resumes_from_before(
 
 def test_a_bad_loss_whose_beginning_is_not_known_or_that_may_recover_is_reported_alone() -> None:
     known = {"checkpoints_on_disk": (checkpoint(1),)}
-    (since_ever,) = loss_nan.detect(cluster(job(losses=points([math.nan] * 50)[2:], **known)))
-    (short,) = loss_spike.detect(cluster(job(losses=points(noisy([2.0] * 100, 1) + [4.0] * 50), **known)))
+    (since_ever,) = job_rules.LOSS_NAN.detect(cluster(job(losses=points([math.nan] * 50)[2:], **known)))
+    (short,) = job_rules.LOSS_SPIKE.detect(cluster(job(losses=points(noisy([2.0] * 100, 1) + [4.0] * 50), **known)))
     assert [(each.truth, each.actionable) for each in (since_ever, short)] == [(Truth.BAD, False)] * 2

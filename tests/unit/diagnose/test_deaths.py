@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.detect import dead_rank
 from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.lingering_job import dead_rank
 from slurm_watchdog.detect.log_error import detect
 from slurm_watchdog.diagnose.logs.digest import Collector
 from slurm_watchdog.diagnose.logs.report import judge_job
@@ -351,7 +351,7 @@ def test_the_dead_ranks_own_exception_is_in_the_sentence_and_no_other_line(error
         progress=progress(210.0, total_steps=900),
     )
     assert last_error_before_end(dead, dead.ranks[1], 10_000.0) == said
-    (finding,) = dead_rank.detect(cluster(dead))
+    (finding,) = dead_rank(cluster(dead))
     assert finding.truth is Truth.BAD
     assert finding.summary.endswith(f"3 of 4 are left. It logged before: {said}." if said else "3 of 4 are left.")
 
@@ -391,7 +391,7 @@ def ending(*wrote: tuple[int, float], said: str = WROTE) -> JobView:
 def test_of_several_dead_ranks_the_one_that_wrote_why_before_all_others_is_named(
     view: JobView, named: list[int], says: bool
 ) -> None:
-    (finding,) = dead_rank.detect(cluster(view))
+    (finding,) = dead_rank(cluster(view))
     assert finding.truth is Truth.BAD
     assert [each.rank for each in finding.culprits] == named
     if len(named) == 1:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.detect import agent_silent, node_down
+from slurm_watchdog.detect import node_rules
 from slurm_watchdog.model.incidents import Truth
+from slurm_watchdog.model.slurm_states import is_away, is_lost, is_out
 from slurm_watchdog.slurm import parse
 from tests.builders.lost_nodes import cluster
 from tests.builders.slurm_listings import parse_nodes
@@ -36,7 +37,11 @@ def states(capture: Path) -> dict[str, tuple[str, ...]]:
 def blamed(state: str) -> list[str]:
     """What is said of a node in this state, without a job, whose agent is silent."""
     view = cluster(1, of=10, states={"n0": state})
-    return [each.kind for each in (*agent_silent.detect(view), *node_down.detect(view)) if each.truth is Truth.BAD]
+    return [
+        each.kind
+        for each in (*node_rules.SILENT.detect(view), *node_rules.DOWN.detect(view))
+        if each.truth is Truth.BAD
+    ]
 
 
 @RELEASES
@@ -54,3 +59,13 @@ def test_a_node_that_is_in_maintenance_reboots_or_is_switched_off_is_no_fault(ca
 def test_a_planned_node_is_there(capture: Path) -> None:
     (planned,) = [state for state in states(capture)["planned"] if "PLANNED" in state]
     assert blamed(planned) == ["agent_silent"]
+
+
+@pytest.mark.parametrize(
+    "state",
+    ["IDLE+POWERED_DOWN", "IDLE+POWERING_DOWN", "idle~", "IDLE+POWERING_UP", "idle#", "IDLE+REBOOT_ISSUED",
+     "IDLE+REBOOT_REQUESTED", "idle@", "IDLE+PLANNED", "idle-", "IDLE+MAINT", "maint$", "FUTURE"],
+)  # fmt: skip
+def test_power_saving_reboots_and_plans_are_no_faults(state: str) -> None:
+    assert not is_lost(state) and not is_out(state)
+    assert is_away(state) or "PLANNED" in state or state == "idle-"

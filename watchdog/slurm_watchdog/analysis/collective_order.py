@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import listed, plural
+from slurm_watchdog.knowledge.limits import most_odd
 from slurm_watchdog.model.collective_records import Call, CollectiveRecord, Communicator
 
-MAX_ODD = 0.25  # Share of the ranks of a communicator that may be odd (as hang_proof.MAX_OUTSIDE); one in any case.
 LEAST_AGREEING = 2
 LEAST_WAIT_S = 10.0
 """A rank that has not come so long after another one began to wait, by the records of both, is waited for: dumps are
@@ -110,7 +110,7 @@ def order_of(records: Sequence[CollectiveRecord]) -> CollectiveOrder:
     if odd:
         once = {each.rank: each for each in reversed(odd[:MAX_NAMED])}
         return replace(found, odd=tuple(once[rank] for rank in sorted(once)))
-    if len(roots) > max(1, MAX_ODD * len(of_rank)) or len(roots) >= len(waiting):
+    if len(roots) > most_odd(len(of_rank)) or len(roots) >= len(waiting):
         few = listed(waiting, "rank")
         return replace(
             found, unclear=f"as many did not come as wait, or more: {few} may have called what others never do"
@@ -302,7 +302,7 @@ def _other_calls(front: Front) -> list[OddRank]:
     sides = Counter(signature(call) for call in front.calls.values()).most_common()
     usual, agreeing = sides[0]
     others = len(front.calls) - agreeing
-    if len(sides) < 2 or agreeing < LEAST_AGREEING or others > max(1, MAX_ODD * len(front.calls)):
+    if len(sides) < 2 or agreeing < LEAST_AGREEING or others > most_odd(len(front.calls)):
         return []
     return [
         OddRank(rank=rank, reason=f"called {_call_words(call, usual)} as number {call.seq} of {front.label}")

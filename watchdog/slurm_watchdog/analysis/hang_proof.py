@@ -28,6 +28,7 @@ from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, RankPlace, lo
 from slurm_watchdog.diagnose.stacks.spinning import is_named_work
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.waiting import MAYBE_WAITING, ProcessKey, frames_key
+from slurm_watchdog.knowledge.limits import most_odd
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import JobView, ProcessView, StackSnapshot, StillRow
 from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack
@@ -36,7 +37,6 @@ from slurm_watchdog.model.observations import Role
 
 DUMPS, SPAN_S, APART_S = 3, 3.0, 2.0  # They prove it, over so long; so far apart that they can differ (MIN_APART_S).
 SECOND_LOOK_DUMPS, SECOND_LOOK_S = 5, 9.0  # So many, over so long, before anything is done: a second look.
-MAX_OUTSIDE = 0.25  # Share of the ranks that may stand outside; one in any case.
 LEAST_UNANIMOUS = 3  # So many ranks in one collective, and one alone in another.
 OTHERS_CPU = 0.1  # Cores, of all threads of a process that waits: watchdogs and monitors use a few hundredths.
 CPU_GRAIN_S = 0.02  # CPU time is counted in hundredths of a second.
@@ -176,7 +176,7 @@ def _culprits(
     inside: frozenset[Place] = INSIDE,
 ) -> tuple[Culprit, ...]:
     outside = {(each.node, each.rank, each.pid) for each in voted.outside}
-    few = len(outside) <= max(1, MAX_OUTSIDE * len(job.ranks)) and len(outside) == len(voted.outside)
+    few = len(outside) <= most_odd(len(job.ranks)) and len(outside) == len(voted.outside)
     if not outside or not few or voted.moving is not False or not voted.waiting or voted.undumped or voted.missing:
         return ()
     dumps = tuple({(s.node, s.pid, s.start_ticks): s for s in dump.stacks} for dump in snapshots)

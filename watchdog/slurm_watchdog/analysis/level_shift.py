@@ -16,10 +16,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import exp, inf, log, log1p, pi, sin, sqrt
+from typing import TYPE_CHECKING
 
-from slurm_watchdog.analysis.step_statistics import LEAST_SIGMA, MAD_TO_SIGMA, NEARLY, PERHAPS
 from slurm_watchdog.base.averages import fmean, median, midmean
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.past_runs import SearchRun
+
+if TYPE_CHECKING:
+    from slurm_watchdog.model.cluster_view import StepTime
+
+MAD_TO_SIGMA = 1.4826  # Of a normal distribution: 1 / its 0.75 quantile.
+NEARLY = 0.65  # A change is estimated from few values: so much of the wanted size will do where it scatters that much.
+PERHAPS = 2.5  # Standard errors by which the estimate may fall short of the wanted size, down to NEARLY of it.
+LEAST_SIGMA = 0.002  # Of the level: logs round, and without scatter the last digit would be a change.
 
 CLIP = 4.0  # Standard deviations that one value counts at most while a change is looked for.
 SURE = 5.5  # Standard errors: a job is looked at thousands of times, at many places, and chance has as many tries.
@@ -53,6 +62,11 @@ class Rise(Struct, kw_only=False):
     compared: int  # Place of the first value of the level before.
     before_s: float
     after_s: float
+
+    @property
+    def share(self) -> float:
+        """By how much of the level before a step takes longer."""
+        return self.after_s / self.before_s - 1
 
 
 def find_rise(
@@ -96,6 +110,35 @@ def find_creep(
     half = (before + after) / 2
     begin = window // 2 + max(at for at in range(fastest, n - window + 1) if levels[at] < half)
     return Rise(begin, n - 1, fastest, exp(before), exp(after))
+
+
+LEAST_VALUES = 28  # Of a series that is cut; its batches are shorter where there are few values.
+BATCH, WINDOW = 10, 160  # As `slow_job` takes them.
+
+
+def levels(values: Sequence[float], shift: float) -> list[tuple[int, float]]:
+    """(place, level) of each stretch of `values`, in seconds a step and oldest first, at whose end the level rose or
+    fell by `shift` or more: of one that never did, a single stretch."""
+    places, todo = {0}, [(0, len(values))]
+    while todo:
+        low, high = todo.pop()
+        place = _change_within(values[low:high], shift)
+        if place is not None:
+            places.add(low + place)
+            todo += [(low, low + place), (low + place, high)]
+    cuts = [*sorted(places), len(values)]
+    return [(begin, median(values[begin:end])) for begin, end in pairwise(cuts)] if values else []
+
+
+def _change_within(values: Sequence[float], shift: float) -> int | None:
+    if len(values) < LEAST_VALUES:
+        return None
+    batch, times, digit = min(BATCH, len(values) // 6), list(accumulate(values)), quantum(values)
+    rise = find_rise(values, times, shift, batch, WINDOW, digit)
+    if rise is None:
+        digit /= median(values) ** 2
+        rise = find_rise([1 / each for each in values], times, shift, batch, WINDOW, digit)
+    return None if rise is None else rise.begin
 
 
 def quantum(values: Sequence[float]) -> float:
@@ -206,3 +249,42 @@ def _inflation(rest: Sequence[float], chance: float) -> float:
         return 1.0
     r = min(MOST_MEMORY, max(0.0, sum(a * b for a, b in pairwise(rest)) / whole + chance))
     return (1 + r) / (1 - r)
+
+
+# ------------------------------------------------------------------------------------------ of one run
+
+LEAST_UNLOGGED_S = 30.0  # Times that the log does not say are as exact as reports: shorter steps are not compared.
+SKIPPED = 3  # First steps of a run, which compile, warm caches and fill pipelines.
+LEAST_BATCHES = 6  # Of a run whose speed is measured.
+
+
+def comparable(times: tuple[StepTime, ...]) -> tuple[StepTime, ...]:
+    """The steps of which one may be compared with another: training, of the present batch size, exact enough."""
+    usable = [
+        t for t in times[SKIPPED:] if t.phase is None and t.seconds > 0 and (t.logged or t.seconds >= LEAST_UNLOGGED_S)
+    ]
+    if not usable:
+        return ()
+    last = usable[-1]
+    return tuple(t for t in usable if t.batch == last.batch and t.logged == last.logged)
+
+
+def run_speed(times: Sequence[StepTime], history: Sequence[StepTime], least_s: float) -> SearchRun | None:
+    """The speed over at least `least_s`, for what jobs share is slow for some minutes now and then: of single steps
+    (comparable ones) where they reach that far, else of the blocks of the run's history. None: it is not known yet."""
+    logs = [log(each.seconds) for each in times[SKIPPED:] if each.seconds > 0]
+    batches = [midmean(logs[at : at + BATCH]) for at in range(0, len(logs) - BATCH + 1, BATCH)]
+    blocks = [log(each.seconds) for each in history]
+    for means, of in ((batches, times), (blocks, history)):
+        if len(means) >= LEAST_BATCHES and of[-1].at - of[0].at >= least_s:
+            return SearchRun(level=fmean(means), error=_error_of_mean(means), batches=len(means), at=of[-1].at)
+    return None
+
+
+def _error_of_mean(means: Sequence[float]) -> float:
+    """The standard error of their mean, by how much neighbours are alike."""
+    rest = [mean - fmean(means) for mean in means]
+    whole = sum(v * v for v in rest)
+    together = sum(a * b for a, b in pairwise(rest)) / whole if whole else 0.0
+    r = min(0.9, together) if together > 2 / sqrt(len(rest)) else 0.0  # less is what chance gives
+    return sqrt(whole / (len(rest) - 1) / len(rest) * (1 + r) / (1 - r))

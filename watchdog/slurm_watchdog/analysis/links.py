@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
-from slurm_watchdog.analysis.step_statistics import MAD_TO_SIGMA
+from slurm_watchdog.analysis.level_shift import MAD_TO_SIGMA
 from slurm_watchdog.base.averages import median
+from slurm_watchdog.knowledge.limits import most_odd
 from slurm_watchdog.model.node_view import LinkView, NodeView
 
 DOWN_S = 60.0  # A link that comes back within a minute has flapped: that is another complaint.
@@ -128,7 +129,6 @@ def stopped(nodes: Iterable[NodeView]) -> tuple[str, ...]:
 # -------------------------------------------------------------------------------- unlike its peers
 
 SIGMAS = 6.0  # Robust standard deviations between nodes: with fewer, one node of thousands is so by chance.
-MOST_SHARE = 0.25  # More nodes of a job than this share are no exception.
 MAX_SAID = 4
 
 WAITED_LEAST = 0.1  # Share of a minute below which waiting slows nothing that a person would look for.
@@ -171,7 +171,7 @@ def stand_out(values: Mapping[str, float], least: float, times: float) -> list[U
     sigma = MAD_TO_SIGMA * median(abs(each - usual) for each in values.values())
     limit = max(least, times * usual, usual + SIGMAS * sigma)
     found = [Unlike(node, value, usual, len(values)) for node, value in values.items() if value >= limit]
-    return found if len(found) <= max(1, MOST_SHARE * len(values)) else []
+    return found if len(found) <= most_odd(len(values)) else []
 
 
 def facts_of(nodes: Sequence[NodeView], process_job: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_watchdog.analysis.step_statistics import MAD_TO_SIGMA
+from slurm_watchdog.analysis.level_shift import MAD_TO_SIGMA
 from slurm_watchdog.base.averages import median
 from slurm_watchdog.base.structs import Struct
 

@@ -16,6 +16,7 @@ from slurm_watchdog.analysis.job_state import STORAGE_S, held_by, is_held, moves
 from slurm_watchdog.analysis.rank_motion import moves_bytes, moves_on_connection
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.knowledge.limits import most_odd
 from slurm_watchdog.model.cluster_view import JobView, ProcessView, RankGpu
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Culprit
@@ -31,7 +32,6 @@ LEAST_WORK = 0.05
 """Share of tensor cores or memory: a kernel that waits for its peers uses next to nothing of either, and so do programs
 of small kernels at work."""
 MOVED_WITHIN_S = 300.0  # No one who hangs has waited for a disk since: half of a limit is looked back upon, up to this.
-MAX_ODD_SHARE = 0.25  # More ranks than this share are no odd ones.
 LEAST_RANKS = 3  # With fewer, no rank differs.
 
 
@@ -273,7 +273,7 @@ def _quiet_among_spinning(spinning: list[RankActivity]) -> list[RankActivity]:
 
 def _odd_if_few(odd: list[RankActivity], seen: tuple[RankActivity, ...]) -> list[RankActivity]:
     """The odd ones if they are few enough to be that; else no one."""
-    return odd if len(seen) >= LEAST_RANKS and len(odd) <= max(1, MAX_ODD_SHARE * len(seen)) else []
+    return odd if len(seen) >= LEAST_RANKS and len(odd) <= most_odd(len(seen)) else []
 
 
 def are_at_work(job: JobView, named: Iterable[Culprit]) -> bool:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.level_shift import comparable, run_speed
 from slurm_watchdog.analysis.slow_node_suspects import SLOW, is_first_run, is_run_of, judge, named_words
-from slurm_watchdog.analysis.step_statistics import comparable, run_speed
 from slurm_watchdog.detect.slow_job import SlowJob, slowdown_of
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState

@@ -1,4 +1,5 @@
-"""`filesystem_stall`: a process of a job waits in one system call on one file, while other nodes reach the filesystem.
+"""`filesystem_stall`: a process of a job waits in one system call on one file, while other nodes reach the filesystem;
+and `filesystem_outage`: a filesystem does not answer on two nodes or more.
 
 Fires: a thread of a job has been in the same system call on the same file for 60 s and consumed nothing; from half of
 that time on, the node and a few others are asked to write and read back there. After 20 s where the job has a
@@ -264,4 +265,31 @@ SPEC = DetectorSpec(
     wants_evidence=True,
     ladder=(Rung.EVIDENCE, Rung.RESTART_STEP, Rung.REQUEUE),
     alerts=("SlurmWatchdogJobHangs", "SlurmWatchdogFilesystem"),
+)
+
+
+def _outages(view: ClusterView, settings: FilesystemStall) -> list[Finding]:
+    """One finding for each filesystem in trouble: BAD if two nodes or more get no answer from it."""
+    return [
+        filesystem_finding(view, filesystem, IncidentKind.FILESYSTEM_OUTAGE, settings.blocked_for)
+        for filesystem in view.filesystems
+    ]
+
+
+OUTAGE = DetectorSpec(
+    kind=IncidentKind.FILESYSTEM_OUTAGE,
+    detect=_outages,
+    also=(FilesystemStall,),
+    subject=Subject.FILESYSTEM,
+    severity=Severity.CRITICAL,
+    sentence="A filesystem does not answer",
+    job_state="waits for a filesystem",
+    wants_evidence=True,
+    why_no_action="restarting would not help while the filesystem is unavailable",
+    alerts=("SlurmWatchdogJobHangs", "SlurmWatchdogFilesystem"),
+    doc="""
+Fires: as `filesystem_stall`, with two nodes or more that are blocked or get no answer.
+Names: the ranks that are blocked, and the mount.
+Acts: no job is restarted into the filesystem; when it answers again, the timeouts of its jobs are restarted.
+""",
 )

@@ -11,7 +11,7 @@ at the limit of a step if their GPUs spin, else after 10 × `grace` and only if 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -32,15 +32,14 @@ from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.analysis.rank_activity import LoopState, is_quiet, loop_state
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.dead_rank import last_sentences
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, each_job
+from slurm_watchdog.detect.spec import BROKEN, STORAGE, DetectorSpec, each_job
 from slurm_watchdog.diagnose.culprit_words import describe, describe_all
-from slurm_watchdog.diagnose.logs.root_cause import facts_of_ends, failed_first, how_they_ended
+from slurm_watchdog.diagnose.logs.root_cause import facts_of_ends, failed_first, how_they_ended, last_error_before_end
 from slurm_watchdog.diagnose.stacks.sentences import group_words
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
-from slurm_watchdog.knowledge.limits import PhaseLimits, span
+from slurm_watchdog.knowledge.limits import PhaseLimits, most_odd, span
 from slurm_watchdog.model.actions import Rung
-from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, StackSnapshot
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, RankGpu, StackSnapshot
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, StackRequest
 from slurm_watchdog.model.observations import Role
 
@@ -248,4 +247,104 @@ SPEC = DetectorSpec(
     wants_evidence=True,
     ladder=(Rung.EVIDENCE, Rung.RESTART_STEP, Rung.REQUEUE),
     alerts=("SlurmWatchdogJobHangs", "SlurmWatchdogRankLost"),
+)
+
+
+# ---------------------------------------------------------------------------------------- a rank that has just exited
+
+RESTING = 0.8  # Share of the survivors' GPUs.
+UNSURE_S = 60.0  # So long others may take to leave where the training may be over, as with `srun --wait=60`.
+
+GONE_FOR_S = 3.0  # Since the first report without it: the ends of a job that ends by itself are seen over some seconds.
+
+
+@each_job
+def dead_rank(view: ClusterView, job: JobView) -> Finding:
+    """One finding for each running job."""
+    job_id, ranks, progress, now = job.job.job_id, job.ranks, job.progress, view.now
+    finding, dead = DEAD_RANK.about_job(job_id), job.gone_ranks
+    if is_unseen(job) or job.touched_age_s is not None or (not dead and not job.every_rank_known):
+        return finding
+    if not dead:
+        return finding.ok(f"no rank of job {job_id} is missing")
+    if _are_many(len(dead), len(ranks)) or progress is None or made_last_step(job):
+        return finding
+    known = failed_first(job, dead, now)
+    first = known or max(dead, key=dead_for_s)
+    age_s = dead_for_s(first)
+    if has_stepped_since(job, age_s):
+        return finding.ok(f"job {job_id} makes steps without rank {first.process.rank}")
+    unseen = sum(1 for rank in ranks if rank.alive and rank.seen_age_s > age_s - GONE_FOR_S)
+    if _are_many(len(dead) + unseen, len(ranks)) or _survivors_rest(job):
+        return finding
+    if age_s < GONE_FOR_S or (age_s < UNSURE_S and not _was_not_over(job, first)):
+        return finding
+    named = (first,) if known else dead
+    how = how_they_ended(job, [r.process.rank for r in named], now)
+    followed = f", {len(dead) - 1} followed" if known and len(dead) > 1 else ""
+    return finding.bad(
+        f"Rank {first.process.rank} of job {job_id} on {first.node} (pid {first.process.pid}) "
+        f"{f'and {len(dead) - 1} more ' if len(named) > 1 else ''}{how} {age_s:.0f} s ago{followed}, after "
+        f"{progress.place}; {len(ranks) - len(dead)} of {len(ranks)} are left.{last_sentences(job, first, dead, now)}",
+        culprits=tuple(r.culprit(f"ended {dead_for_s(r):.0f} s ago") for r in named),
+        facts=(
+            *facts_of_ends(job, dead),
+            *[f"rank {each.process.rank}: {words}" for each in dead if (words := not_ended(each))][:8],
+            *last_words(job, first),
+        ),
+        duration_s=age_s,
+    )
+
+
+def last_sentences(job: JobView, first: ProcessView, dead: Iterable[ProcessView], now: float) -> str:
+    """What the first one logged before it ended, and why a process of them is still there."""
+    error = last_error_before_end(job, first, now)
+    still = (f" Of rank {each.process.rank}: {words}." for each in dead if (words := not_ended(each)))
+    return (f" It logged before: {error}." if error else "") + next(still, "")
+
+
+def _are_many(gone: int, ranks: int) -> bool:
+    """More at once is an ending, or a node; so is half of them."""
+    return gone > most_odd(ranks) or 2 * gone >= ranks
+
+
+def _was_not_over(job: JobView, first: ProcessView) -> bool:
+    """Whether anything tells that the training had not come to its end when this rank left."""
+    if had_steps_to_make(job) or any(error.age_s <= dead_for_s(first) + job.read_later_s for error in job.errors):
+        return True
+    living, seats = _seats_of_survivors(job)
+    busy = {each.rank for each in seats if each.view.busy_since is not None}
+    return bool(busy) and len(busy) >= living / 2
+
+
+def _survivors_rest(job: JobView) -> bool:
+    """Whether the GPUs of the ranks that are left are known to do (nearly) nothing: a rank that waits in a
+    collective spins at 100 %."""
+    living, seats = _seats_of_survivors(job)
+    idle = [each for each in seats if each.view.idle_since is not None]
+    return bool(seats) and len({each.rank for each in seats}) >= living / 2 and len(idle) >= RESTING * len(seats)
+
+
+def _seats_of_survivors(job: JobView) -> tuple[int, list[RankGpu]]:
+    """How many ranks are left, and their GPUs as far as they are known."""
+    living = {rank.process.rank for rank in job.living_ranks}
+    return len(living), [each for each in job.gpus if each.rank in living]
+
+
+DEAD_RANK = DetectorSpec(
+    kind=IncidentKind.DEAD_RANK,
+    detect=dead_rank,
+    blames_node=0.9,
+    sentence="A rank has ended",
+    job_state="has lost a rank",
+    explained_by=(*BROKEN, IncidentKind.LINGERING_JOB, IncidentKind.LOG_ERROR),
+    not_delayed_by=(IncidentKind.LINGERING_JOB,),
+    wants_evidence=True,
+    alerts=("SlurmWatchdogJobHangs", "SlurmWatchdogRankLost"),
+    doc="""
+Fires: a rank has been gone for 3 s, most others have been seen alive since, and no step was made since. Where nothing
+shows that there were steps left to make, after a minute.
+Names: the rank, and its last log lines; what it wrote into torchelastic's error file, and of several the one that did
+so first, or that failed first by the log.
+""",
 )

@@ -1,4 +1,5 @@
-"""The list of detectors, and what is derived from it: a new one is a module and a line in `SPECS`."""
+"""The list of detectors, and what is derived from it: a new one is a row of a `*_rules` module, or a module
+and a line in `SPECS`."""
 
 from __future__ import annotations
 
@@ -7,83 +8,55 @@ from dataclasses import replace
 from typing import Any
 
 from slurm_watchdog.detect import (
-    agent_silent,
-    chain_broken,
-    checkpoint_overdue,
     collective_hang,
     crash_loop,
-    dead_rank,
+    device_rules,
     disk_full,
-    driver_stall,
-    ends_soon,
-    filesystem_outage,
     filesystem_stall,
-    gpu_clock_low,
     gpu_fault,
-    gpu_idle_rank,
     host_fault,
+    job_rules,
     lingering_job,
-    link_fault,
     log_error,
-    loss_nan,
-    loss_spike,
     memory_kill,
-    near_limit,
-    node_down,
+    node_rules,
     orphan_gpu_process,
-    partition_or_outage,
-    rank_stopped,
+    rank_rules,
     slow_job,
-    slow_node,
-    slurm_unreachable,
     stalled_progress,
     straggler,
-    suspect_node,
     wedged_teardown,
 )
+from slurm_watchdog.detect.rule import rows_of
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.knowledge.rungs import ENDINGS, GENTLE
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
-SPECS: tuple[DetectorSpec, ...] = tuple(
-    module.SPEC
-    for module in (
-        filesystem_outage,
-        filesystem_stall,
-        partition_or_outage,
-        node_down,
-        agent_silent,
-        slurm_unreachable,
-        suspect_node,
-        gpu_fault,
-        host_fault,
-        gpu_clock_low,
-        link_fault,
-        driver_stall,
-        orphan_gpu_process,
-        disk_full,
-        crash_loop,
-        chain_broken,
-        memory_kill,
-        log_error,
-        rank_stopped,
-        dead_rank,
-        gpu_idle_rank,
-        slow_node,
-        straggler,
-        slow_job,
-        loss_spike,
-        loss_nan,
-        lingering_job,
-        collective_hang,
-        wedged_teardown,
-        stalled_progress,
-        checkpoint_overdue,
-        ends_soon,
-        near_limit,
-    )
+SPECS: tuple[DetectorSpec, ...] = (
+    filesystem_stall.OUTAGE,
+    filesystem_stall.SPEC,
+    *rows_of(node_rules),
+    gpu_fault.SPEC,
+    host_fault.SPEC,
+    *rows_of(device_rules),
+    orphan_gpu_process.SPEC,
+    disk_full.SPEC,
+    crash_loop.SPEC,
+    crash_loop.CHAIN_BROKEN,
+    memory_kill.SPEC,
+    log_error.SPEC,
+    lingering_job.DEAD_RANK,
+    *rows_of(rank_rules),
+    slow_job.SLOW_NODE,
+    straggler.SPEC,
+    slow_job.SPEC,
+    lingering_job.SPEC,
+    collective_hang.SPEC,
+    wedged_teardown.SPEC,
+    stalled_progress.SPEC,
+    *rows_of(job_rules),
 )
 """Every detector, causes before their consequences."""
 

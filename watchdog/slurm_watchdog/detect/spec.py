@@ -49,6 +49,7 @@ class DetectorSpec:
     """Everything about a kind of incident that other parts of the program have to know."""
 
     kind: str = ""  # Its name everywhere (configuration key, metric label, journal); as shipped that of its module.
+    doc: str = ""  # Lines that begin with `Fires:`, `Names:`, `Acts:`, for docs/detectors.md; else its module's are.
     detect: Callable[..., list[Finding]]  # Called with a view, its own settings if it has any, and those of `also`.
     settings: type[Any] | None = None  # Frozen dataclass of its options; its docstring is in the configuration.
     also: tuple[type[Any], ...] = ()  # Settings of other detectors.

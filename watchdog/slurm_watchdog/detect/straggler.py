@@ -62,7 +62,7 @@ def detect(view: ClusterView, job: JobView, settings: SlowJob) -> Finding:
         return finding.ok(f"job {job_id} is not slower than it was") if steady else finding
     if job.silent_nodes or not job.every_rank_known or job.phase is not None:
         return finding
-    found = lateness(job.waits, slow.first.at, slow.after_s / slow.before_s - 1, len(job.ranks))
+    found = lateness(job.waits, slow.first.at, slow.rise.share, len(job.ranks))
     if found.truth is not Truth.BAD:
         return finding.ok(f"no rank of job {job_id} keeps it waiting") if found.truth is Truth.OK else finding
     return _with_dumps(finding, job, view.now, slow, found)
@@ -79,8 +79,7 @@ def _with_dumps(finding: Finding, job: JobView, now: float, slow: Slowdown, foun
     who = f"rank {ranks[0]} on {node}" if len(ranks) == 1 else f"{node} (ranks {', '.join(ranks[:8])})"
     if stacks.late_waits or (not found.by_gpu and stacks.others_wait is not Truth.OK):
         return finding
-    added = slow.after_s - slow.before_s
-    percent = 100 * added / slow.before_s
+    added, percent = slow.rise.after_s - slow.rise.before_s, 100 * slow.rise.share
     seats = {(rank.node, rank.process.pid): rank for rank in job.ranks}
     culprits = tuple(
         seats[key].culprit(f"does not wait while the others do ({_percent(each.waits)} of the added time)")

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.averages import median
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.knowledge.limits import most_odd
 from slurm_watchdog.model.observations import Gpu
 
 MIN_PEERS = 3  # Fewer values than this have no majority: of two that differ, either may be the odd one.
 MAJORITY = 0.75  # So many of all have to agree before the others count as different.
-MAX_ODD = 0.25  # … and no more than this share may be far from the median: else they are two kinds, and none is odd.
 MAX_TOLD = 40
 
 ON_PURPOSE = frozenset(
@@ -151,7 +151,7 @@ def _far(measure: _Measure, values: Mapping[int, float], where: Mapping[int, str
         return
     middle = median(values.values())
     far = {rank: v for rank, v in values.items() if abs(v - middle) > max(measure.least, measure.share * abs(middle))}
-    if not far or len(far) > max(1, MAX_ODD * len(values)):
+    if not far or len(far) > most_odd(len(values)):
         return
     for word, members in _by_value({rank: measure.say(value) for rank, value in far.items()}).items():
         yield _difference("gpu", measure.name, word, measure.say(middle), members, where, len(values))
@@ -168,7 +168,7 @@ def _environments(ranks: Sequence[RankFacts]) -> Iterable[Difference]:
 
 
 def _follows_rank(words: Mapping[int, str]) -> bool:
-    return len(set(words.values())) > max(2, MAX_ODD * len(words) + 1)
+    return len(set(words.values())) > 1 + most_odd(len(words))
 
 
 def _settings(settings: Mapping[str, Mapping[str, str]]) -> Iterable[Difference]:

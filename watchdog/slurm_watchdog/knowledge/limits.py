@@ -11,6 +11,12 @@ NAN_STEPS = 3  # So many losses in a row are no number: mixed precision skips si
 _OPTION = "option"
 
 
+def most_odd(of: int) -> int:
+    """How many of so many ranks, nodes or GPUs may differ from the others, at most: one, or a quarter of them. More are
+    two kinds, and none of them is the odd one."""
+    return max(1, of // 4)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Option:
     """One option of a detector, besides its default: its text, and which values are accepted."""

@@ -21,9 +21,9 @@ from slurm_watchdog.analysis.slurm_nodes import CROWD_NODES, CROWD_S
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.base.text import duration, one_line
 from slurm_watchdog.controller.policy.access import Operators, Person
+from slurm_watchdog.detect.node_rules import SUSPECT_FROM
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.detect.spec import Subject
-from slurm_watchdog.detect.suspect_node import SUSPECT_FROM
 from slurm_watchdog.model.incidents import Culprit, Finding, Incident, IncidentState
 from slurm_watchdog.model.node_events import (
     LINK_PLACE,

@@ -22,7 +22,7 @@ from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses, Orphan
 from slurm_watchdog.agent.logs.open_logs import LogMemory
 from slurm_watchdog.agent.memory import FILE, LIFETIME_S, Memory, MemoryFile
 from slurm_watchdog.agent.proc.entry import Entry, JobMember, JobStep, ProcessFacts, Stat
-from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, SystemCall
+from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, SeenCall
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import ProcessMemory
 from slurm_watchdog.agent.reload import COMMANDS_S, DEADLINE_S, Reload
@@ -178,19 +178,8 @@ def test_all_that_an_agent_knew_comes_back_as_it_was_odd_names_included(
         7, 70, 1, "python", 1000, JobStep("4", "0"), {"RANK": "3"}, cwd=odd, collective_timeout=(600.0, True)
     )
     stat = Stat("python", "D", 1, 0, 5, 70)
-    track = BlockedCallHistory(
-        b"1 0x3 \xff",
-        SystemCall(1, (3, 2**64 - 1)),
-        "D",
-        "rpc_wait",
-        "write",
-        1,
-        2,
-        None,
-        100.0,
-        sightings=9,
-        path=odd,
-    )
+    seen = SeenCall("1 0x3 \xff", "D", "rpc_wait", "write", odd, 1, 2)
+    track = BlockedCallHistory(seen, 100.0, 101.0, sightings=9)
     jobs = JobsHere(awaiting_checkpoints={"4"})
     jobs.hear((JobWatch(job_id="4", uid=1000, restarts=0),), ("4",), 98.0)
     memory = Memory(

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slurm_watchdog.agent.children.answers import Listeners
+from slurm_watchdog.agent.children.answers import Listeners, SeenThreads
 from slurm_watchdog.agent.children.become_user import MIN_UID, Kind, refusal_to_look
 from slurm_watchdog.agent.children.requests import WorkerState
 from slurm_watchdog.agent.proc.entry import parse_status
@@ -91,7 +91,7 @@ def asked(pid: int) -> dict[str, tuple[Any, Any]]:
         "list_open_logs": ({"processes": [["7", pid, True]]}, {"7": []}),
         "list_open_mounts": ({"processes": [["7", pid, True]]}, {"7": []}),
         "read_shared_memory": ({"pids": [pid]}, [None]),
-        "read_threads": ({"files": [[what, pid, pid] for what in ("io", "call", "devices")]}, [None] * 3),
+        "read_threads": ({"files": [[what, pid, pid] for what in ("io", "call", "devices")]}, SeenThreads(3, [])),
         "read_process_states": ({"processes": [[pid, row.start_ticks]], "silent_mounts": ["/"]}, None),
         "dump_stacks": ({"node": "n1", "budget_s": 5.0, "processes": [msgspec.to_builtins(row)]}, None),
         "find_listeners": ({"processes": [[pid, row.start_ticks]], "port": 28028}, Listeners()),

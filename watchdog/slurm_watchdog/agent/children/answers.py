@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from slurm_watchdog.agent.proc.system_call import SeenCall
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.observations import CallTarget, Checkpoint, Event, Gpu, GpuHealth, Link, LogFile
 
@@ -37,17 +38,6 @@ class ResolvedCall(Struct):
     error: str | None = None
 
 
-class ThreadCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Files of /proc/PID/task/TID. All but `line` are empty where the call is one of those in which threads idle."""
-
-    line: str  # syscall
-    stat: str = ""
-    status: str = ""
-    wchan: str = ""
-    io: str = ""
-    file: str | None = None  # The open file that the call is about.
-
-
 class OpenDevices(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How many files a process has open, and the names of those that are devices."""
 
@@ -55,13 +45,21 @@ class OpenDevices(msgspec.Struct, frozen=True, array_like=True, gc=False):
     devices: tuple[str, ...]
 
 
-class ThreadFacts(Struct):
-    """The one of these that was asked for."""
+class ThreadFacts(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Those of these that were asked for."""
 
-    io: str | None = None  # The text of /proc/PID/io.
-    cpu_ticks: int | None = None  # Of all its threads; with `io`, and alone.
-    call: ThreadCall | None = None
+    cpu_ticks: int | None = None  # Of all threads of the process.
+    io_bytes: int | None = None  # Of the process, through system calls.
+    call: SeenCall | None = None
     devices: OpenDevices | None = None
+
+
+class SeenThreads(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the first `looked` of the requested looks have found, by their place in the request: nothing where the
+    thread has ended, may not be looked at, or is in no call that matters."""
+
+    looked: int
+    found: list[tuple[int, ThreadFacts]]
 
 
 class LinkCounters(msgspec.Struct, frozen=True, array_like=True, gc=False):

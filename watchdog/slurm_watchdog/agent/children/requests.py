@@ -25,7 +25,7 @@ from slurm_watchdog.agent.children.answers import (
     LogEnd,
     ResolvedCall,
     ScannedPlace,
-    ThreadFacts,
+    SeenThreads,
 )
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.mounts import Mount
@@ -130,9 +130,8 @@ class ReadSharedMemory(Request[list[tuple[int, int] | None]]):
 ThreadFile = tuple[Literal["io", "cpu", "call", "devices"], Pid, Pid]  # What is wanted, process, thread.
 
 
-class ReadThreads(Request[list[ThreadFacts | None]]):
-    """Threads to be looked at; the answer is in the same order, None where one is gone or may not be looked
-    at."""
+class ReadThreads(Request[SeenThreads]):
+    """Threads to be looked at, by what is wanted of each."""
 
     task = "read_threads"
     files: Annotated[list[ThreadFile], Meta(max_length=4096)]

@@ -25,7 +25,6 @@ from slurm_watchdog.agent.proc.system_call import (
     BlockedCallHistory,
     describe_blocked,
     is_storage,
-    parse_io_bytes,
 )
 from slurm_watchdog.agent.processes.identify import mount_target
 from slurm_watchdog.agent.processes.identity_cache import (
@@ -98,7 +97,6 @@ class ProcessReader:
     looks: UserLooks
     read_mounts: Callable[[], tuple[Mount, ...]] = tuple
     """The agent's own, renewed by a child: where a process's own table does not come in time."""
-    machine: str = os.uname().machine
     ours: frozenset[int] = frozenset()  # The agent and its children, by pid.
     problem: str | None = None  # What this agent may not see, in a sentence.
     owners: Mapping[str, int] = field(default_factory=dict)  # The jobs that Slurm has here, and whose (JobsHere).
@@ -117,9 +115,7 @@ class ProcessReader:
         self.identities = Identities(self.looks)
         self.reads = ThreadReads(self.looks)
         self._may_look = may_become_others()
-        self.threads = BlockedThreads(
-            self.machine, self.reads.read, read_calls=self.reads.read_calls, file_of=self.reads.file_of
-        )
+        self.threads = BlockedThreads()
 
     def collect(self, now: float, deadline_s: float) -> tuple[Process, ...]:
         """All processes of jobs on this node, as they are now; those that outlived their job, too, under its id."""
@@ -141,12 +137,16 @@ class ProcessReader:
         known = [entry for entry in self.mine if entry.known.start_ticks]  # else a child has not read it yet
         living = [entry for entry in known if entry.has_living_thread]
         mains = [entry for entry in living if self._is_due(entry)]
-        turn = self.threads.take_turn(_with_threads(living))
+        causes = {entry.key for entry in living if entry.stat.state in LASTING_STATES and now > entry.state_since}
+        threads = self.threads.wanted(
+            [(*entry.key, entry.stat.threads) for entry in living], [entry.key for entry in mains], causes
+        )
         self.reads.begin()
-        self.reads.fetch(self._wanted(living, mains, turn))
+        # One request of a user is as dear as many.
+        self.reads.fetch([*self._counters(living), *(("call", pid, thread) for pid, _, thread in threads)])
         for entry in living:
             self._take_counters(entry)
-        self._look_at_threads(living, mains, turn, now)
+        self.threads.take(threads, self.reads.calls, now)
         blocked = self._blocked(now, deadline_s)
         return tuple(describe(entry, blocked.get(entry.key), now) for entry in known)
 
@@ -306,19 +306,13 @@ class ProcessReader:
 
     # -- what they do ------------------------------------------------------------------------------------------
 
-    def _wanted(
-        self, living: list[Entry], mains: list[Entry], turn: list[tuple[Key, list[int]]]
-    ) -> Iterator[ThreadFile]:
-        """All that is read in this tick: one request of a user is as dear as many."""
+    def _counters(self, living: list[Entry]) -> Iterator[ThreadFile]:
         for entry in living:
             pid = entry.known.pid
             if self._reads_io(entry):
                 yield ("io", pid, pid)
             elif (pid + self.table.tick) % OTHERS_EVERY == 0 or entry.stat.cpu_ticks == 0:
                 yield ("cpu", pid, pid)
-        yield from (("call", entry.known.pid, entry.known.pid) for entry in mains)
-        yield from (("call", pid, thread) for pid, _, thread in self.threads.tracks)
-        yield from (("call", process[0], thread) for process, threads in turn for thread in threads)
 
     def _reads_io(self, entry: Entry) -> bool:
         if entry.member is None or entry.member.role is Role.HELPER:
@@ -328,10 +322,9 @@ class ProcessReader:
 
     def _is_due(self, entry: Entry) -> bool:
         """Whether the main thread is looked at in this tick."""
-        pid, start = entry.key
+        pid = entry.known.pid
         is_rank = entry.member is not None and entry.member.role is Role.RANK
-        due = is_rank or (pid + self.table.tick) % OTHERS_EVERY == 0
-        return due or entry.stat.state == "D" or (pid, start, pid) in self.threads.tracks
+        return is_rank or (pid + self.table.tick) % OTHERS_EVERY == 0 or entry.stat.state == "D"
 
     def _take_counters(self, entry: Entry) -> None:
         """CPU time and I/O, as far as they were read; context switches of ranks now and then."""
@@ -340,8 +333,8 @@ class ProcessReader:
         found = self.reads.counters_of(pid)
         if found is not None and found.cpu_ticks is not None:
             entry.stat = replace(entry.stat, cpu_ticks=found.cpu_ticks)
-        if found is not None and found.io is not None:
-            entry.io_bytes = parse_io_bytes(found.io.encode("latin-1"))
+        if found is not None and found.io_bytes is not None:
+            entry.io_bytes = found.io_bytes
         in_turn = (pid + self.table.tick) % SWITCHES_EVERY == 0
         if member is not None and member.role is Role.RANK and (in_turn or entry.stat.state in NEVER_SWITCHED_TO):
             entry.switches = entry.seen_switches if entry.seen_switches >= 0 else None
@@ -349,29 +342,17 @@ class ProcessReader:
                 with suppress(OSError, ValueError):  # it ended, or this kernel does not count that
                     entry.runnable_s = parse_runnable_s(self.table.read_of(entry, "schedstat"))
 
-    def _look_at_threads(
-        self, living: list[Entry], mains: list[Entry], turn: list[tuple[Key, list[int]]], now: float
-    ) -> None:
-        causes = set()
-        for entry in living:
-            if entry.stat.state in LASTING_STATES and now > entry.state_since:
-                causes.add(entry.key)
-        self.threads.forget({entry.key for entry in living})
-        self.threads.look([(*entry.key, entry.stat.state) for entry in mains], now)
-        self.threads.scan(_with_threads(living), causes, now, turn)
-
     def _blocked(self, now: float, deadline_s: float) -> dict[Key, Blocked]:
-        tracks = self.threads.blocked(now)
-        if tracks:
+        if tracks := self.threads.blocked():
             self._resolve(tracks, now, deadline_s)
         longest: dict[Key, tuple[int, BlockedCallHistory]] = {}
-        for (pid, start, thread), track in (self.threads.blocked(now) if tracks else {}).items():
-            if track.state != "D" and track.syscall in PATH_ARGUMENT and track.target is None:
+        for (pid, start, thread), track in (self.threads.blocked() if tracks else {}).items():
+            if track.seen.state != "D" and track.seen.syscall in PATH_ARGUMENT and track.target is None:
                 continue
             best = longest.get((pid, start))
             if best is None or _rank_of(track) < _rank_of(best[1]):
                 longest[pid, start] = (thread, track)
-        return {key: describe_blocked(thread, track, now) for key, (thread, track) in longest.items()}
+        return {key: describe_blocked(thread, track) for key, (thread, track) in longest.items()}
 
     def _resolve(self, tracks: dict[tuple[int, int, int], BlockedCallHistory], now: float, deadline_s: float) -> None:
         """Path and mount of each blocked call: from the child, and until it has answered from what is known already."""
@@ -379,8 +360,8 @@ class ProcessReader:
         if requests:
             self.looks.children.settle(SETTLE_S, requests)
         for track in tracks.values():
-            if track.guess is None and is_storage(track.path):
-                track.guess = mount_target(track.path or "", self.read_mounts())
+            if track.guess is None and is_storage(track.seen.path):
+                track.guess = mount_target(track.seen.path or "", self.read_mounts())
 
 
 def _with_ancestors(known: dict[int, ProcessFacts], entries: Mapping[int, Entry]) -> dict[int, ProcessFacts]:
@@ -392,11 +373,6 @@ def _with_ancestors(known: dict[int, ProcessFacts], entries: Mapping[int, Entry]
             whole[above.known.pid] = above.known
             above = entries.get(above.known.ppid)
     return whole
-
-
-def _with_threads(entries: list[Entry]) -> list[tuple[int, int, int]]:
-    """Pid, start and number of threads of each, as BlockedThreads takes them."""
-    return [(*entry.key, entry.stat.threads) for entry in entries]
 
 
 def _rank_of(track: BlockedCallHistory) -> tuple[bool, float]:

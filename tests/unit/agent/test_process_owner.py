@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,10 +16,10 @@ import msgspec
 import pytest
 
 from slurm_watchdog.agent.children.answers import Listeners, SeenThreads
-from slurm_watchdog.agent.children.become_user import MIN_UID, Kind, refusal_to_look
+from slurm_watchdog.agent.children.become_user import MIN_UID, Kind, read_refusal, refusal_to_look
 from slurm_watchdog.agent.children.requests import WorkerState
 from slurm_watchdog.agent.proc.entry import parse_status
-from slurm_watchdog.agent.proc.files import read_stat
+from slurm_watchdog.agent.proc.files import read_file, read_stat
 from slurm_watchdog.model.evidence import ProcessState
 from slurm_watchdog.model.observations import Process, Role
 from tests.builders.requests import BY_NAME, do
@@ -70,6 +71,35 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
     process.kill()
     process.wait()
     process.stdout.close()
+
+
+AS_USER = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--"]
+
+
+@pytest.mark.parametrize(
+    ("command", "is_his"),
+    [
+        ([*AS_USER, "sleep", "60"], True),
+        ([*AS_USER, "unshare", "-U", "-r", "sleep", "60"], True),  # a rank in a container without root
+        # What has changed its user, and runs no new program since, may hold secrets of the one before.
+        ([sys.executable, "-c", f"import os, time; os.setresuid({USER}, {USER}, {USER}); time.sleep(60)"], False),
+    ],
+)
+def test_what_may_not_be_dumped_is_not_looked_into_and_what_runs_in_a_user_namespace_is(
+    command: list[str], is_his: bool
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: processes of several users")
+    with subprocess.Popen(command) as process:
+        try:
+            end = time.monotonic() + 10.0
+            while set(parse_status(read_file(f"/proc/{process.pid}/status")).uids) != {USER}:
+                assert time.monotonic() < end
+                time.sleep(0.02)
+            time.sleep(0.3)  # it becomes the next program
+            assert (read_refusal(process.pid, USER) is None) is is_his
+        finally:
+            process.kill()
 
 
 def asked(pid: int) -> dict[str, tuple[Any, Any]]:

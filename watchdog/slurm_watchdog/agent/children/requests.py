@@ -10,6 +10,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 import msgspec
@@ -58,6 +59,7 @@ class Request(msgspec.Struct, Generic[Value], frozen=True, forbid_unknown_fields
     task: ClassVar[str]  # Its name.
 
 
+@cache
 def answer_type(request: type[Request[Any]]) -> Any:
     """The type in brackets."""
     (value,) = get_args(request.__orig_bases__[0])  # type: ignore[attr-defined]

@@ -36,7 +36,8 @@ def find_listeners(request: FindListeners, worker: WorkerState) -> Listeners:
     """Where processes of the job listen on that port, and whether others do, too."""
     table, namespace = None, ""
     owned: set[str] = set()
-    for pid, start_ticks in request.processes:
+    for index, (pid, start_ticks) in enumerate(request.processes):
+        worker.note(index)
         try:
             check_process(pid, worker.own)
             if read_stat(pid).start_ticks != start_ticks:

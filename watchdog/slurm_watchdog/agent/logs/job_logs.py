@@ -28,6 +28,7 @@ from slurm_watchdog.base.redact import mask_words
 from slurm_watchdog.base.structs import only
 from slurm_watchdog.knowledge.launchers import HEARTBEAT_VARIABLE
 from slurm_watchdog.knowledge.ray_train import WorkerRank, speaker_of
+from slurm_watchdog.knowledge.syscalls import LOCAL_TYPES
 from slurm_watchdog.model.observations import BY_SLURM, Event, EventKind, LogFile, Process
 from slurm_watchdog.model.protocol import JobWatch
 
@@ -104,13 +105,14 @@ class JobLogs:
         return job.uid if self.become_owner and job is not None else -1
 
     def key_of(self, path: str, uid: int) -> str:
-        """The child that touches `path` as `uid`."""
+        """The child that touches `path` as `uid`: one for each mount, one for all that no server serves."""
         if self._keys_of is not self.mounts or len(self._keys) > MAX_KEYS:
             self._keys_of, self._keys = self.mounts, {}
         key = self._keys.get((path, uid))
         if key is None:
             mount = mount_of(path, self.mounts)
-            key = f"files:{mount.point if mount else '/'}:{uid if uid >= 0 else 'self'}"
+            point = "/" if mount is None or mount.fs_type in LOCAL_TYPES else mount.point
+            key = f"files:{point}:{uid if uid >= 0 else 'self'}"
             self._keys[path, uid] = key
         return key
 

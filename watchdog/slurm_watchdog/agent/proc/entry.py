@@ -153,7 +153,7 @@ def parse_status(text: bytes) -> Status:
     ways = [_line_of(text, b"\n%bvoluntary_ctxt_switches:" % kind) for kind in (b"", b"non")]
     return Status(
         state=state[0].decode() if state else "",
-        uids=tuple(map(int, _line_of(text, b"\nUid:").split()[:4])),
+        uids=parse_uids(text),
         has_memory=b"\nVmSize:" in text,
         container_pid=int(numbers[-1]) if len(numbers) > 1 else None,
         comm=name.decode(errors="replace"),
@@ -161,6 +161,11 @@ def parse_status(text: bytes) -> Status:
         threads=int(_line_of(text, b"\nThreads:") or 1),
         switches=sum(map(int, ways)) if all(ways) else -1,
     )
+
+
+def parse_uids(status: bytes) -> tuple[int, ...]:
+    """Real, effective, saved and file-system user in the text of /proc/PID/status; empty where they are missing."""
+    return tuple(map(int, _line_of(status, b"\nUid:").split()[:4]))
 
 
 def _line_of(text: bytes, name: bytes) -> bytes:

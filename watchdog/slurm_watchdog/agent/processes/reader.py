@@ -98,6 +98,7 @@ class ProcessReader:
     read_mounts: Callable[[], tuple[Mount, ...]] = tuple
     """The agent's own, renewed by a child: where a process's own table does not come in time."""
     ours: frozenset[int] = frozenset()  # The agent and its children, by pid.
+    read_helpers: Callable[[], frozenset[int]] = frozenset  # Children of this process that look at nothing, by pid.
     problem: str | None = None  # What this agent may not see, in a sentence.
     owners: Mapping[str, int] = field(default_factory=dict)  # The jobs that Slurm has here, and whose (JobsHere).
     read_seats: Callable[[], Mapping[str, Mapping[int, WorkerRank]]] = dict
@@ -119,7 +120,7 @@ class ProcessReader:
 
     def collect(self, now: float, deadline_s: float) -> tuple[Process, ...]:
         """All processes of jobs on this node, as they are now; those that outlived their job, too, under its id."""
-        self.table.ours = self.looks.children.pids()
+        self.table.ours = self.looks.children.pids() | self.read_helpers()
         self.table.look(now, MAX_IDENTIFICATIONS)
         requests = self.identities.ask(now, deadline_s)
         if requests:

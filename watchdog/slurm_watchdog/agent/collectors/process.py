@@ -31,9 +31,10 @@ class ProcessCollector(Collector):
         self.keeper = self._reader = context.processes
 
     def collect(self, now: float) -> ProcessSection:
-        """Every process; the report names as many as it has room for."""
-        found = self._reader.collect(now, self.deadline_s)
-        return ProcessSection(processes=self.context.mounts.settled(found, now), unread=self._reader.unread)
+        """Every process that is looked at in each tick, and how many are not."""
+        reader = self._reader
+        found = self.context.mounts.settled(reader.collect(now, self.deadline_s), now)
+        return ProcessSection(processes=found, left_out=reader.left_out, unread=reader.unread)
 
     def problems(self, now: float) -> Iterator[Problem]:
         """What may not be seen. What is seen is right: no failure."""

@@ -32,7 +32,6 @@ from slurm_watchdog.agent.processes.identity_cache import (
     MAX_IDENTIFICATIONS,
     Identities,
 )
-from slurm_watchdog.agent.processes.report_rows import ORDER
 from slurm_watchdog.agent.processes.thread_reads import ThreadReads
 from slurm_watchdog.agent.processes.user_looks import UserLooks
 from slurm_watchdog.base.fair_share import fair_share
@@ -41,15 +40,18 @@ from slurm_watchdog.knowledge.launchers import HEARTBEAT_VARIABLE
 from slurm_watchdog.knowledge.ray_train import WorkerRank
 from slurm_watchdog.knowledge.syscalls import PATH_ARGUMENT
 from slurm_watchdog.model.observations import BY_SLURM, Blocked, Process, Role
+from slurm_watchdog.model.report import LeftOut
 
-# Which members of jobs are looked at in every tick, where there are too many: the others are a crowd, looked at in
-# turn.
-# Of 55,000 processes of one user a report names some dozens (report_rows), and a look at each of them in every tick
-# would cost a seventh of a core. That one of the crowd is there is seen whenever /proc is listed; that it hangs, when
-# its turn comes: then it is watched like a rank.
+# Which members of jobs are looked at in every tick, and named in each report, where there are too many: the others are
+# a crowd, counted, and looked at in turn. Helpers of a job (shells, compilers, the short programs of `xargs -P 128`)
+# say little about a training, and come and go by the thousand; a look at each of 55,000 in every tick would cost a
+# seventh of a core. That one of the crowd is there is seen whenever /proc is listed; that it hangs, when its turn
+# comes: then it is watched like a rank.
 
-HELPERS_OF_JOB = 256  # Of one job on this node, looked at in every tick: four times what a report names.
-WATCHED = 4096  # Of all jobs on this node: twice what a report names.
+HELPERS_OF_JOB = 64  # Of one job on this node, beside those that hang: shells, launchers and `tee` are a dozen.
+WATCHED = 2048  # Of all jobs on this node. About 300 bytes each in a report; the controller takes 4,096 (state.door).
+MAX_LEFT_OUT = 64  # Jobs and users for which it is reported how much was left out.
+ORDER = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
 RECONSIDER_EVERY = 120
 """Ticks, ten minutes, after which the crowd is chosen again, for there may be room again. Who leaves it
 sooner: one that hangs, or changes."""
@@ -104,8 +106,7 @@ class ProcessReader:
     read_seats: Callable[[], Mapping[str, Mapping[int, WorkerRank]]] = dict
     """Of each job whose log says it: pid, as the job sees it -> rank."""
     crowd: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Members of jobs that the last look left aside, by job and user: too many
-    (slurm_watchdog.agent.processes.reader)."""
+    """Members of jobs that the last look left aside, by job and user: too many."""
     mine: list[Entry] = field(default_factory=list)  # Those that are looked at in every tick.
     _assigned_for: Mapping[str, int] = field(default_factory=dict)
     _seated: Mapping[str, Mapping[int, WorkerRank]] = field(default_factory=dict)
@@ -172,6 +173,12 @@ class ProcessReader:
         self.table.to_identify |= self.table.entries.keys() & set(memory.to_identify)
         self.looks.stuck |= memory.stuck
         self.threads.tracks |= dict(memory.tracks)
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """How many of the crowd there are, of each job and user."""
+        most = self.crowd.most_common(MAX_LEFT_OUT)
+        return tuple(LeftOut(job_id=job, uid=uid, count=count) for (job, uid), count in most)
 
     @property
     def unread(self) -> tuple[int, ...]:

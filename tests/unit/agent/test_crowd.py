@@ -100,11 +100,11 @@ def test_one_of_a_crowd_that_hangs_is_watched_from_then_on() -> None:
 
 def test_a_crowd_that_has_become_small_is_none_any_more_when_it_is_decided_anew() -> None:
     mine, _ = collector(1000)
-    for pid in range(FIRST, FIRST + 900):
+    for pid in range(FIRST, FIRST + 950):
         mine.table.remove(pid, 0.0)
     mine._assign(True, {})
     assert RECONSIDER_EVERY > 0 and not any(each.crowd for each in mine.table.entries.values())
-    assert len(mine.mine) == 100
+    assert len(mine.mine) == 50
 
 
 def test_a_crowd_of_a_job_that_has_another_owner_now_is_decided_on_anew() -> None:

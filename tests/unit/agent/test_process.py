@@ -29,7 +29,8 @@ from slurm_watchdog.agent.proc.system_call import (
     see_call,
 )
 from slurm_watchdog.agent.proc.table import ProcessTable
-from slurm_watchdog.agent.processes.identify import parse_environ, parse_fd_flags
+from slurm_watchdog.agent.processes.identify import parse_environ
+from slurm_watchdog.agent.processes.open_mounts import parse_fd_flags
 from slurm_watchdog.base.mounts import Mount, mount_of, parse_mountinfo
 from slurm_watchdog.knowledge.syscalls import (
     AARCH64,

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slurm_watchdog.agent.children.answers import Listeners, SeenThreads
+from slurm_watchdog.agent.children.answers import Listeners, OpenFiles, SeenThreads
 from slurm_watchdog.agent.children.become_user import MIN_UID, Kind, read_refusal, refusal_to_look
 from slurm_watchdog.agent.children.requests import WorkerState
 from slurm_watchdog.agent.proc.entry import parse_status
@@ -118,8 +118,7 @@ def asked(pid: int) -> dict[str, tuple[Any, Any]]:
         "resolve_calls": (
             {"calls": [{"pid": pid, "thread": pid, "syscall": "write", "args": [1, 0, 0, 0, 0, 0]}]}, None
         ),
-        "list_open_logs": ({"processes": [["7", pid, True]]}, {"7": []}),
-        "list_open_mounts": ({"processes": [["7", pid, True]]}, {"7": []}),
+        "list_open_files": ({"processes": [["7", pid, "rank", True]]}, {"7": OpenFiles()}),
         "read_shared_memory": ({"pids": [pid]}, [None]),
         "read_threads": ({"files": [[what, pid, pid] for what in ("io", "call", "devices")]}, SeenThreads(3, [])),
         "read_process_states": ({"processes": [[pid, row.start_ticks]], "silent_mounts": ["/"]}, None),

@@ -38,11 +38,11 @@ class ResolvedCall(Struct):
     error: str | None = None
 
 
-class OpenDevices(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How many files a process has open, and the names of those that are devices."""
+class OpenFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What processes of a job have open, or mapped: what looks like a log, and the mounts of all storage."""
 
-    open_files: int
-    devices: tuple[str, ...]
+    logs: tuple[str, ...] = ()
+    mounts: tuple[str, ...] = ()
 
 
 class ThreadFacts(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -51,7 +51,7 @@ class ThreadFacts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cpu_ticks: int | None = None  # Of all threads of the process.
     io_bytes: int | None = None  # Of the process, through system calls.
     call: SeenCall | None = None
-    devices: OpenDevices | None = None
+    devices: tuple[str, ...] | None = None  # Names of its open files that are devices.
 
 
 class SeenThreads(msgspec.Struct, frozen=True, array_like=True, gc=False):

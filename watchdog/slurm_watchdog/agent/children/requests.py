@@ -24,6 +24,7 @@ from slurm_watchdog.agent.children.answers import (
     LinkCounters,
     Listeners,
     LogEnd,
+    OpenFiles,
     ResolvedCall,
     ScannedPlace,
     SeenThreads,
@@ -34,7 +35,7 @@ from slurm_watchdog.base.structs import dataclass_transform  # type: ignore[attr
 from slurm_watchdog.model.collective_records import RasAnswer
 from slurm_watchdog.model.evidence import FoundFile, ProcessStack, ProcessState
 from slurm_watchdog.model.kill_switch import MAX_FIELD, MAX_PATH
-from slurm_watchdog.model.observations import MountProbe, Process
+from slurm_watchdog.model.observations import MountProbe, Process, Role
 from slurm_watchdog.model.protocol import ProcessEnd
 
 Pid = Annotated[int, Meta(ge=1, le=2**22)]  # PID_MAX_LIMIT, linux/threads.h
@@ -105,21 +106,11 @@ class ListMounts(Request[list[Mount]]):
     task = "list_mounts"
 
 
-Ranks = Annotated[list[tuple[Word, Pid, bool]], Meta(max_length=256)]
+class ListOpenFiles(Request[dict[str, OpenFiles]]):
+    """(job, pid, role, whether mapped files count) of processes; the answer is by job."""
 
-
-class ListOpenLogs(Request[dict[str, list[str]]]):
-    """(job, pid, thorough) of processes; the answer has the names of open files that look like logs, by job."""
-
-    task = "list_open_logs"
-    processes: Ranks
-
-
-class ListOpenMounts(Request[dict[str, list[str]]]):
-    """(job, pid, whether mapped files count) of processes; the answer has the mount points of their files, by job."""
-
-    task = "list_open_mounts"
-    processes: Ranks
+    task = "list_open_files"
+    processes: Annotated[list[tuple[Word, Pid, Role, bool]], Meta(max_length=256)]
 
 
 class ReadSharedMemory(Request[list[tuple[int, int] | None]]):

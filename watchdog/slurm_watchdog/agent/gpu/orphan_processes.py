@@ -20,7 +20,6 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.children.answers import OpenDevices
 from slurm_watchdog.agent.children.children import Answer, Children
 from slurm_watchdog.agent.children.requests import NameUsers
 from slurm_watchdog.agent.proc.entry import Entry, Key
@@ -44,7 +43,7 @@ NVML_AGE_S = 90.0  # NVML's lists may be so old: a process that is younger is an
 UNSEEN_JOB_GRACE_S = 60.0  # The grace at least, of a job that the controller has not named yet: it may have just begun.
 MAX_JOBS = 1024  # Ids of jobs that are remembered to have run here.
 USERS = "node:users"
-DevicesOf = Callable[[Sequence[tuple[int, int]]], list[OpenDevices | None]]
+DevicesOf = Callable[[Sequence[tuple[int, int]]], list[tuple[str, ...] | None]]
 
 
 @dataclass(frozen=True)
@@ -227,7 +226,7 @@ class OrphanGpuProcesses:
             if found is None:
                 self._held[key] = _Held((), readable=False)
                 continue
-            minors = {int(match[1]) for name in found.devices if (match := self._is_gpu.fullmatch(name))}
+            minors = {int(match[1]) for name in found if (match := self._is_gpu.fullmatch(name))}
             self._held[key] = _Held(tuple(sorted(minors)), readable=True)
 
     def _describe(

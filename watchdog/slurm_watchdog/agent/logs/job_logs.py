@@ -19,8 +19,9 @@ from slurm_watchdog.agent.children.become_user import refusal_as
 from slurm_watchdog.agent.children.children import Answer
 from slurm_watchdog.agent.children.requests import Follow, ListMounts
 from slurm_watchdog.agent.logs.follow import MAGIC
-from slurm_watchdog.agent.logs.open_logs import FollowedJob, LogMemory, OpenLogs
+from slurm_watchdog.agent.logs.open_logs import FollowedJob, LogMemory
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
+from slurm_watchdog.agent.processes.open_files import OpenFilesSchedule
 from slurm_watchdog.agent.processes.reader import SETTLE_S
 from slurm_watchdog.agent.processes.user_looks import UserLooks
 from slurm_watchdog.base.mounts import Mount, MountNews, mount_of
@@ -73,7 +74,7 @@ class JobLogs:
 
     def __post_init__(self) -> None:
         self.probes = self.looks.children
-        self.open_logs = OpenLogs(self.looks, self._note_open)
+        self.open_files = OpenFilesSchedule(self.looks, self._note_open)
 
     def collect(
         self, now: float, processes: Iterable[Process], environs: Mapping[str, Mapping[str, str]], deadline_s: float
@@ -82,7 +83,7 @@ class JobLogs:
         self._renew_mounts(now, deadline_s)
         mine = list(processes)
         self._note_jobs(mine, now)
-        requests = self.open_logs.ask(mine, now, deadline_s)
+        requests = self.open_files.ask(mine, now, deadline_s)
         if requests:
             self.probes.settle(SETTLE_S, requests)
         followed, hung = self._follow(now, environs, deadline_s, {each.uid for each in mine})
@@ -182,7 +183,7 @@ class JobLogs:
 
     # -- which files -------------------------------------------------------------------------------------------
 
-    def _note_open(self, job_id: str, paths: list[str]) -> None:
+    def _note_open(self, job_id: str, paths: tuple[str, ...]) -> None:
         job = self.jobs.get(job_id)
         if job is not None:
             # A file that was open once stays: who wrote it may be dead, which is when it matters.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 
-from slurm_watchdog.agent.children.answers import OpenDevices, SeenThreads, ThreadFacts
+from slurm_watchdog.agent.children.answers import SeenThreads, ThreadFacts
 from slurm_watchdog.agent.children.become_user import check_process
 from slurm_watchdog.agent.children.requests import ReadThreads, WorkerState
 from slurm_watchdog.agent.proc.entry import parse_stat
@@ -42,9 +42,8 @@ def _read(
             call = _see(thread, pid == thread, places[pid])
             return None if call is None else ThreadFacts(call=call)
         if what == "devices":
-            count, names = links_of(pid, thread)
-            devices = sorted({name for name in names if name.startswith(DEVICES)})
-            return ThreadFacts(devices=OpenDevices(count, tuple(devices)))
+            names = set(links_of(pid, thread)[1])
+            return ThreadFacts(devices=tuple(sorted(name for name in names if name.startswith(DEVICES))))
         ticks = parse_stat(read_file("../stat", places[pid])).cpu_ticks
         return ThreadFacts(ticks, parse_io_bytes(read_file("../io", places[pid])) if what == "io" else None)
     except (OSError, ValueError, IndexError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from slurm_watchdog.agent.children.answers import OpenDevices, SeenThreads, ThreadFacts
+from slurm_watchdog.agent.children.answers import SeenThreads, ThreadFacts
 from slurm_watchdog.agent.children.children import Answer
 from slurm_watchdog.agent.children.requests import ReadThreads, ThreadFile
 from slurm_watchdog.agent.proc.system_call import SeenCall
@@ -67,9 +67,8 @@ class ThreadReads:
         """CPU time, and bytes where those were asked for, if they are known."""
         return self._known.get(("io", pid, pid)) or self._known.get(("cpu", pid, pid))
 
-    def devices_of(self, threads: Sequence[tuple[int, int]]) -> list[OpenDevices | None]:
-        """How many files each of these (pid, thread) has open, and which of them are devices; None where that can't be
-        seen."""
+    def devices_of(self, threads: Sequence[tuple[int, int]]) -> list[tuple[str, ...] | None]:
+        """The devices that each of these (pid, thread) has open; None where that can't be seen."""
         items: list[ThreadFile] = [("devices", pid, thread) for pid, thread in threads]
         self.fetch(items)
         return [found.devices if (found := self._known.get(item)) is not None else None for item in items]

@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from slurm_watchdog.agent.children.become_user import CAP_SYS_PTRACE, parse_capabilities
 from slurm_watchdog.agent.children.requests import ReadTitles
@@ -419,7 +419,9 @@ def test_children_of_the_agents_own_are_known_and_not_asked_about() -> None:
             for table in (own, others):
                 table.look(0.0, 20)
                 assert child.pid in table.entries
-                table.entries[child.pid].stat = replace(table.entries[child.pid].stat, comm="what it was before exec")
+                table.entries[child.pid].stat = structs.replace(
+                    table.entries[child.pid].stat, comm="what it was before exec"
+                )
                 table.look(5.0, 20)
             assert child.pid not in own.to_identify
             assert child.pid in others.to_identify
@@ -430,9 +432,9 @@ def test_children_of_the_agents_own_are_known_and_not_asked_about() -> None:
 
 def aged(looks: Sequence[tuple[str, int]]) -> float:
     """How long the last state has lasted by what looks 5 s apart have found: (state, switches)."""
-    known = ProcessFacts(7, 70, 1, "python", 1000)
+    known = ProcessFacts(os.getpid(), 70, 1, "python", 1000)
     entry = Entry(known, Stat("python", "R", 1, 0, 50, 70))
-    table, now = ProcessTable(entries={7: entry}), 0.0
+    table, now = ProcessTable(entries={os.getpid(): entry}), 0.0
     for state, switches in looks:
         now += 5.0
         table._see(entry, Status(state, (1000,) * 4, True, comm="python", ppid=1, switches=switches), now, 20)

@@ -18,7 +18,6 @@ from slurm_watchdog.agent.memory import Memory, MemoryFile
 from slurm_watchdog.agent.proc.files import BOOT_ID, read_words
 from slurm_watchdog.agent.settings import Settings
 from slurm_watchdog.base import clock, loop
-from slurm_watchdog.base.redact import masked
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.protocol import Command, Reply
 from slurm_watchdog.model.report import Report, with_sections
@@ -59,7 +58,8 @@ class Agent:
         self.commands.remember(before.commands)
 
     def tick(self, now: float) -> Report:
-        """One look at everything. A collector that fails leaves its section empty and a sentence in `problems`."""
+        """One look at everything. A collector that fails leaves its section empty and a sentence in `problems`. Before
+        it leaves this process it is to be masked."""
         seen = self.seen = loop.Isolated()
         self.children.poll(now)
         self.collectors.begin(now, seen)
@@ -86,7 +86,7 @@ class Agent:
             results=self.commands.take_results(),
             problems=tuple(seen.problems),
         )
-        return masked(with_sections(report, sections))
+        return with_sections(report, sections)
 
     def _advance_commands(self, now: float) -> None:
         self.commands.watch_jobs(tuple(self.jobs.watch.values()), now, self.jobs.running(now))

@@ -23,6 +23,7 @@ from slurm_watchdog.agent.reload import Reload
 from slurm_watchdog.agent.settings import NO_CONTROLLER, Settings, become_agent
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.commit import JSON_SCHEMA_VERSION
+from slurm_watchdog.base.redact import masked
 from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.model.protocol import CollectEvidence, DumpStacks, Reply
 from slurm_watchdog.model.report import Report
@@ -143,11 +144,11 @@ class Service:
         if not self.agent.could_see:
             return False
         if self.echo:
-            _print_json(report, pretty=False)
+            _print_json(masked(report), pretty=False)
         if self.sender.breaks != self._breaks:
             self._breaks = self.sender.breaks
             self.frames.forget()
-        frame = self.frames.frame(self.agent.sums.add(report, now), now)
+        frame = masked(self.frames.frame(self.agent.sums.add(report, now), now))
         if not frame.same_as:
             self.agent.sums.begin()
         try:
@@ -298,13 +299,14 @@ def _show_once(agent: Agent, as_json: bool) -> int:
     loop.sleep(ONCE_PAUSE_S)
     agent.gpus.settle(ONCE_GPU_S)
     report = agent.tick(clock.monotonic())
-    report = replace(
+    whole = replace(
         report,
         events=(*first.events, *report.events),
         events_dropped=first.events_dropped + report.events_dropped,
         node_events=(*first.node_events, *report.node_events),
         node_events_dropped=first.node_events_dropped + report.node_events_dropped,
     )
+    report = masked(whole)
     if as_json:
         _print_json(report, pretty=True)
     else:

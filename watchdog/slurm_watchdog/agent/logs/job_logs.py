@@ -42,7 +42,7 @@ ORDER_S = 30.0  # Which of two lines in different files came first is not known 
 KEPT_AFTER_END_S = 30.0  # So long the logs of a job are followed after its last process: the last words are the best.
 MOUNTS_EVERY_S = 60.0
 MOUNTS_AT_LEAST_EVERY_S = 900.0  # The table of mounts is read again, though the kernel says that it is as it was.
-MAX_KEYS = 256
+MAX_KNOWN = 256
 MOUNTS = "node:mounts"
 
 
@@ -68,9 +68,9 @@ class JobLogs:
     mount_news: Callable[[], bool] = field(default_factory=MountNews)  # Mounts have come or gone.
     _mounts_at: float = float("-inf")
     _mounts_old: bool = True
-    _keys: dict[tuple[str, int], str] = field(default_factory=dict)
-    """What key_of answered for the mounts in `_keys_of`: a node has hundreds of them."""
-    _keys_of: tuple[Mount, ...] | None = None
+    _known: dict[str, Mount | None] = field(default_factory=dict)
+    """On which of the mounts in `_known_in` a path lies: a node has hundreds of them."""
+    _known_in: tuple[Mount, ...] | None = None
 
     def __post_init__(self) -> None:
         self.probes = self.looks.children
@@ -107,19 +107,20 @@ class JobLogs:
 
     def key_of(self, path: str, uid: int) -> str:
         """The child that touches `path` as `uid`: one for each mount, one for all that no server serves."""
-        if self._keys_of is not self.mounts or len(self._keys) > MAX_KEYS:
-            self._keys_of, self._keys = self.mounts, {}
-        key = self._keys.get((path, uid))
-        if key is None:
-            mount = mount_of(path, self.mounts)
-            point = "/" if mount is None or mount.fs_type in LOCAL_TYPES else mount.point
-            key = f"files:{point}:{uid if uid >= 0 else 'self'}"
-            self._keys[path, uid] = key
-        return key
+        mount = self._mount_of(path)
+        point = "/" if mount is None or mount.fs_type in LOCAL_TYPES else mount.point
+        return f"files:{point}:{uid if uid >= 0 else 'self'}"
+
+    def _mount_of(self, path: str) -> Mount | None:
+        if self._known_in is not self.mounts or len(self._known) > MAX_KNOWN:
+            self._known_in, self._known = self.mounts, {}
+        if path not in self._known:
+            self._known[path] = mount_of(path, self.mounts)
+        return self._known[path]
 
     def why_untouched(self, path: str) -> str | None:
         """Why nothing of ours touches this path: its filesystem is served by a user's program. None elsewhere."""
-        mount = mount_of(path, self.mounts)
+        mount = self._mount_of(path)
         if mount is None or mount.owner is None:
             return None
         return f"not read: {mount.point} is served by a program of uid {mount.owner} ({mount.fs_type})"

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from slurm_watchdog.knowledge.launchers import step_of_group
 from slurm_watchdog.model.observations import Role
 
@@ -101,8 +103,7 @@ HANGS = frozenset("DTt")
 LASTING_STATES = HANGS | frozenset("ZX")  # Letters of stat that mean something only if they last (Process.state_age_s).
 
 
-@dataclass(frozen=True)
-class Stat:
+class Stat(msgspec.Struct, frozen=True, gc=False):
     """What is used of /proc/PID/stat (see proc(5))."""
 
     comm: str
@@ -114,8 +115,7 @@ class Stat:
     threads: int = 1
 
 
-@dataclass(frozen=True)
-class Status:
+class Status(msgspec.Struct, frozen=True, gc=False):
     """What is used of /proc/PID/status. It takes no lock that a process could hold."""
 
     state: str

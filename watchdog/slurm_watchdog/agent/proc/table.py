@@ -268,7 +268,9 @@ class ProcessTable:
         if old.state != status.state or entry.seen_switches != status.switches:
             entry.state_since = now
         entry.seen_switches = status.switches
-        entry.stat = replace(old, comm=status.comm, state=status.state, ppid=status.ppid, threads=status.threads)
+        seen = (status.comm, status.state, status.ppid, status.threads)
+        if seen != (old.comm, old.state, old.ppid, old.threads):
+            entry.stat = Stat(*seen[:3], old.flags, old.cpu_ticks, old.start_ticks, status.threads)
         entry.ticks += 1
 
 

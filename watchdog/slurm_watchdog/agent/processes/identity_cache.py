@@ -109,7 +109,7 @@ class Identities(msgspec.Struct):
         self.table.leave_crowd(entry)
         if entry.known.start_ticks == 0 and found.start_ticks is not None:
             entry.known = replace(entry.known, start_ticks=found.start_ticks)
-            entry.stat = replace(entry.stat, start_ticks=found.start_ticks)
+            entry.stat = msgspec.structs.replace(entry.stat, start_ticks=found.start_ticks)
         facts = merge_identity(entry.known, found)
         if facts is not entry.known:
             entry.known, self.table.changed = facts, True

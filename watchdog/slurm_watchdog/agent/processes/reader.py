@@ -340,7 +340,7 @@ class ProcessReader:
         entry.switches = entry.runnable_s = None
         found = self.reads.counters_of(pid)
         if found is not None and found.cpu_ticks is not None:
-            entry.stat = replace(entry.stat, cpu_ticks=found.cpu_ticks)
+            entry.stat = msgspec.structs.replace(entry.stat, cpu_ticks=found.cpu_ticks)
         if found is not None and found.io_bytes is not None:
             entry.io_bytes = found.io_bytes
         in_turn = (pid + self.table.tick) % SWITCHES_EVERY == 0

@@ -175,7 +175,7 @@ class Follow(Request[FollowedLogs]):
     own: Annotated[dict[Word, Annotated[list[Pattern], Meta(max_length=64)]], Meta(max_length=512)] = {}
     """Of each job, the site's patterns of progress."""
     closely: Annotated[list[Word], Meta(max_length=512)] = []
-    """Jobs whose logs with steps are looked at each second, until the next request."""
+    """Jobs of which the log that carries the step is looked at each second, until the next request."""
     taken: Word | None = None
 
 

@@ -19,7 +19,7 @@ from slurm_watchdog.agent.children.children import Children, HungChild
 from slurm_watchdog.agent.children.requests import Follow, WorkerState
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses, OrphanMemory
-from slurm_watchdog.agent.logs.open_logs import LogMemory
+from slurm_watchdog.agent.logs.job_logs import LogMemory
 from slurm_watchdog.agent.memory import FILE, LIFETIME_S, Memory, MemoryFile
 from slurm_watchdog.agent.proc.entry import Entry, JobMember, JobStep, ProcessFacts, Stat, parse_status
 from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, SeenCall

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, get_args, get_origin, get_type_hints
 
-from slurm_watchdog.agent.processes.report_rows import LONGEST_NAME, reduced
+from slurm_watchdog.agent.service import LONGEST_NAME, reduced
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.base.python310 import is_class

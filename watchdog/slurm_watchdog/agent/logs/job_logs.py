@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.children.answers import FollowedLogs
@@ -19,7 +20,6 @@ from slurm_watchdog.agent.children.become_user import refusal_as
 from slurm_watchdog.agent.children.children import Answer
 from slurm_watchdog.agent.children.requests import Follow, ListMounts
 from slurm_watchdog.agent.logs.follow import MAGIC
-from slurm_watchdog.agent.logs.open_logs import FollowedJob, LogMemory
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.open_files import OpenFilesSchedule
 from slurm_watchdog.agent.processes.reader import SETTLE_S
@@ -44,6 +44,25 @@ MOUNTS_EVERY_S = 60.0
 MOUNTS_AT_LEAST_EVERY_S = 900.0  # The table of mounts is read again, though the kernel says that it is as it was.
 MAX_KNOWN = 256
 MOUNTS = "node:mounts"
+
+
+class FollowedJob(msgspec.Struct):
+    uid: int
+    seen_at: float
+    opened: list[str] = []
+    found: dict[str, list[str]] = {}  # What stands for each pattern with wildcards.
+    left_out: list[str] = []  # Logs that are not followed, for there are too many.
+    seats: dict[int, WorkerRank] = {}  # Pid, as the job sees it -> rank, as a log of this run said last.
+    said: tuple[tuple[int, int, int, int], ...] = ()  # The rows of that, also where an earlier run wrote them.
+    restarts: int | None = None
+
+
+class LogMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent knows of logs, for the one that it becomes: how far each was read, and the recent past."""
+
+    jobs: dict[str, FollowedJob] = {}
+    rows: tuple[tuple[LogFile, float], ...] = ()
+    recent: tuple[tuple[float, Event], ...] = ()  # In the order in which they were read.
 
 
 @dataclass

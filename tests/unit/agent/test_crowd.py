@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from slurm_watchdog.agent.children.children import Children
 from slurm_watchdog.agent.proc.entry import Entry, JobMember, JobStep, ProcessFacts, Stat
-from slurm_watchdog.agent.proc.table import CROWD_AT_ONCE, ProcessTable
+from slurm_watchdog.agent.proc.table import CROWD_TICKS, ProcessTable
 from slurm_watchdog.agent.processes.reader import HELPERS_OF_JOB, RECONSIDER_EVERY, WATCHED, ProcessReader, pick_crowd
 from slurm_watchdog.agent.processes.user_looks import UserLooks
 from slurm_watchdog.model.observations import BY_SLURM, Role
@@ -75,11 +75,10 @@ def test_a_look_reads_few_of_a_crowd_and_every_one_within_a_turn() -> None:
     mine, files = collector(3000)
     crowd = {pid for pid, each in mine.table.entries.items() if each.crowd}
     assert len(crowd) == 3000 - HELPERS_OF_JOB
-    turns = -(-len(crowd) // CROWD_AT_ONCE)
-    for now in range(turns):
+    for now in range(CROWD_TICKS):
         before = len(files.read_pids)
         mine.table.look(float(now), 20)
-        assert len(files.read_pids) - before <= HELPERS_OF_JOB + CROWD_AT_ONCE
+        assert len(files.read_pids) - before <= HELPERS_OF_JOB + len(crowd) / CROWD_TICKS + 1
     assert crowd <= set(files.read_pids)
     assert all(each.member is not None for each in mine.table.entries.values())
     mine.crowd = Counter({("7", MALLORY): len(crowd)})
@@ -90,7 +89,7 @@ def test_one_of_a_crowd_that_hangs_is_watched_from_then_on() -> None:
     mine, files = collector(1000)
     last = max(mine.table.entries)
     files.states[last] = "D"
-    for now in range(3):
+    for now in range(CROWD_TICKS):
         mine.table.look(float(now), 20)
     assert mine.table.changed
     mine._assign(False, {})

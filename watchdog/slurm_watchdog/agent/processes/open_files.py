@@ -18,7 +18,7 @@ from slurm_watchdog.model.observations import Process, Role
 LIST_FIRST_S, LIST_EVERY_S = 10.0, 300.0
 """Between two lists of a process's open files: it doubles. A trainer opens its log in its first minutes, if
 not at once; a list of 160 descriptors costs a millisecond."""
-MAPPED_FROM_S = 40.0  # Its data are mapped by then, most often; 16,000 mappings of one rank take 15 ms.
+MAPPED_FROM_S = 20.0  # Its data are mapped by then, most often; 16,000 mappings of one rank take 15 ms.
 TOGETHER_S = 60.0  # Ranks that are due within so long are listed with the first.
 AT_ONCE = 16  # Ranks in one tick, the users in turn.
 LISTED_IN_TURN = 3  # Other old processes in one tick: 180 in LIST_EVERY_S.

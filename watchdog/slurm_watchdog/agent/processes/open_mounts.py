@@ -26,19 +26,17 @@ from slurm_watchdog.model.observations import CallTarget, Role
 MAX_MAPS = 8 << 20  # Bytes of the table: a trainer has 2,000 to 20,000 lines of a hundred.
 MAX_CANDIDATES = 8
 LOG_SUFFIXES = (".log", ".out", ".txt", ".jsonl", ".err")
-_LINE = re.compile(r"[0-9a-f]+-[0-9a-f]+ ..(.). [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9]\d* +(/.*)")
+_LINE = re.compile(r"^[0-9a-f]+-[0-9a-f]+ ..(.). [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9]\d* +(/.*)$", re.MULTILINE)
 """Permissions and name of a mapping that has an inode; proc(5)."""
 
 
 def parse_maps(text: str) -> dict[str, bool]:
     """The files that are mapped, in the order of the table, and whether any part of each is executable."""
     found: dict[str, bool] = {}
-    for line in text.split("\n"):
-        match = _LINE.fullmatch(line)
-        if match is None or match[2].startswith(NOT_STORAGE):
-            continue
-        path = strip_deleted(match[2].replace("\\012", "\n"))
-        found[path] = found.get(path, False) or match[1] == "x"
+    for executable, name in _LINE.findall(text):
+        if not name.startswith(NOT_STORAGE):
+            path = strip_deleted(name.replace("\\012", "\n"))
+            found[path] = found.get(path, False) or executable == "x"
     return found
 
 

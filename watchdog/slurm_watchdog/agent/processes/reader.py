@@ -26,6 +26,7 @@ from slurm_watchdog.agent.proc.system_call import (
     describe_blocked,
     is_storage,
 )
+from slurm_watchdog.agent.proc.table import YOUNG_TICKS
 from slurm_watchdog.agent.processes.identify import mount_target
 from slurm_watchdog.agent.processes.identity_cache import (
     MAX_DIRECTORIES,
@@ -85,7 +86,8 @@ def pick_crowd(mine: Iterable[Entry], before: Container[int] = ()) -> set[int]:
 
 NEVER_SWITCHED_TO = frozenset("Dt")  # States without switches: those of a main thread are reported in every tick.
 SETTLE_S = 0.15  # Children have this long for answers that improve the present report; the loop never waits for more.
-OTHERS_EVERY = 3  # Ticks between two looks at the system call of a process that is no rank and not in D.
+OTHERS_EVERY = 3  # Ticks between two looks at the system call of a process that is no rank and not in D,
+OTHERS_AT_ONCE = 12  # and at the CPU time of all that are none; more ticks where more than so many were due in one.
 SWITCHES_EVERY = 12  # Ticks between two looks at the context switches of a rank, and at how long it has run.
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 MAX_UNREAD = 4096  # As many as the controller takes (state.door).
@@ -319,7 +321,7 @@ class ProcessReader:
             pid = entry.known.pid
             if self._reads_io(entry):
                 yield ("io", pid, pid)
-            elif (pid + self.table.tick) % OTHERS_EVERY == 0 or entry.stat.cpu_ticks == 0:
+            elif self._is_turn_of(pid) or entry.ticks < YOUNG_TICKS:
                 yield ("cpu", pid, pid)
 
     def _reads_io(self, entry: Entry) -> bool:
@@ -332,7 +334,10 @@ class ProcessReader:
         """Whether the main thread is looked at in this tick."""
         pid = entry.known.pid
         is_rank = entry.member is not None and entry.member.role is Role.RANK
-        return is_rank or (pid + self.table.tick) % OTHERS_EVERY == 0 or entry.stat.state == "D"
+        return is_rank or self._is_turn_of(pid) or entry.stat.state == "D"
+
+    def _is_turn_of(self, pid: int) -> bool:
+        return (pid + self.table.tick) % max(OTHERS_EVERY, len(self.mine) // OTHERS_AT_ONCE) == 0
 
     def _take_counters(self, entry: Entry) -> None:
         """CPU time and I/O, as far as they were read; context switches of ranks now and then."""

@@ -40,7 +40,7 @@ class OpenFilesSchedule:
     _used: dict[str, dict[str, float]] = field(default_factory=dict)  # Job -> mount point -> when it was last in use.
 
     def ask(self, processes: Iterable[Process], now: float, deadline_s: float) -> list[int]:
-        """Asks whose open files are due; returns the numbers of the requests."""
+        """Asks whose open files are due; returns the numbers of the requests for whose answers it is worth to wait."""
         living = {(p.pid, p.start_ticks): p for p in processes if p.state not in ("Z", "X")}
         self._due = {key: due for key, due in self._due.items() if key in living}
         jobs = {process.job_id for process in living.values()}
@@ -55,8 +55,8 @@ class OpenFilesSchedule:
                 # Mappings apart: they take the lock of a process's memory.
                 suffix = APART if self._maps(process) else ""
                 groups.setdefault((process.uid, suffix), []).append(process)
-        asked = [self._ask(uid, suffix, mine, now, deadline_s) for (uid, suffix), mine in groups.items()]
-        return [number for number in asked if number is not None]
+        asked = [(suffix, self._ask(uid, suffix, mine, now, deadline_s)) for (uid, suffix), mine in groups.items()]
+        return [number for suffix, number in asked if number is not None and not suffix]
 
     def _chosen(self, living: dict[Key, Process], now: float) -> Iterator[Key]:
         new = sorted(living.keys() - self._due.keys(), key=lambda key: (living[key].role is not Role.RANK, key))

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurm_watchdog.agent.children.answers import OpenDevices
 from slurm_watchdog.agent.children.children import Children
 from slurm_watchdog.agent.gpu.orphan_processes import UNSEEN_JOB_GRACE_S, OrphanGpuProcesses
 from slurm_watchdog.agent.proc.entry import Entry, JobMember, JobStep, ProcessFacts, Stat
@@ -35,17 +34,17 @@ class Node:
         self.now = 1000.0
         self.read: list[int] = []  # Pids of those whose open files were read.
 
-    def devices_of(self, threads: Sequence[tuple[int, int]]) -> list[OpenDevices | None]:
+    def devices_of(self, threads: Sequence[tuple[int, int]]) -> list[tuple[str, ...] | None]:
         """As a child of each process's user reads it."""
         return [self._open_of(*each) for each in threads]
 
-    def _open_of(self, pid: int, thread: int) -> OpenDevices | None:
+    def _open_of(self, pid: int, thread: int) -> tuple[str, ...] | None:
         self.read.append(pid)
         try:
-            count, names = links_of(pid, thread)
+            _, names = links_of(pid, thread)
         except OSError:
             return None
-        return OpenDevices(count, tuple(sorted(set(names))))
+        return tuple(sorted(set(names)))
 
     def start(self, *devices: str) -> int:
         """A process that has these open; it is in no table yet."""

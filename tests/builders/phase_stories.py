@@ -17,9 +17,8 @@ from slurm_watchdog.agent.children.answers import FollowedLogs
 from slurm_watchdog.agent.children.children import Answer
 from slurm_watchdog.agent.children.requests import Follow
 from slurm_watchdog.agent.logs.follow import _bound, _row
-from slurm_watchdog.agent.logs.job_logs import JobLogs
+from slurm_watchdog.agent.logs.job_logs import JobLogs, LogMemory
 from slurm_watchdog.agent.logs.log_file import LogFollower
-from slurm_watchdog.agent.logs.open_logs import LogMemory
 from slurm_watchdog.agent.proc.table import ProcessTable
 from slurm_watchdog.agent.processes.user_looks import UserLooks
 from slurm_watchdog.base.mounts import Mount

@@ -12,7 +12,7 @@ import pytest
 from slurm_watchdog.agent.children.requests import BlockedCall, ResolveCalls, WorkerState
 from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads
 from slurm_watchdog.agent.proc.files import read_file, read_stat
-from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, describe_blocked
+from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, describe_blocked, see_call
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.knowledge.syscalls import PAGE_FAULT
 from tests.builders.requests import answer_to
@@ -47,11 +47,13 @@ def reader(fuse: Silent) -> Iterator[subprocess.Popen[str]]:
 
 def followed(pid: int) -> BlockedCallHistory:
     """What is followed of its main thread once it was seen there three times."""
-    threads, start = BlockedThreads("x86_64", read_file, lambda *_: (), lambda *_: None), read_stat(pid).start_ticks
+    threads, start = BlockedThreads(), read_stat(pid).start_ticks
     end = clock.monotonic() + 15.0
     while clock.monotonic() < end:
-        threads.look([(pid, start, read_stat(pid).state)], clock.monotonic())
-        found = [track for track in threads.blocked(clock.monotonic()).values() if track.sightings >= 3]
+        asked = threads.wanted([(pid, start, 1)], [(pid, start)], ())
+        seen = see_call(lambda name: read_file(f"/proc/{pid}/task/{pid}/{name}"), lambda number: None, True)
+        threads.take(asked, {(pid, pid): seen}, clock.monotonic())
+        found = [track for track in threads.blocked().values() if track.sightings >= 3]
         if found:
             return found[0]
         loop.sleep(0.1)
@@ -67,11 +69,11 @@ def test_a_page_fault_on_a_silent_server_is_told_with_its_mount_and_file_and_is_
     reader.stdin.write("go\n")
     reader.stdin.flush()
     track = followed(reader.pid)
-    assert (track.syscall, track.path) == (PAGE_FAULT, None)
-    call = BlockedCall(reader.pid, reader.pid, track.syscall, list(track.call.args))
+    assert (track.seen.syscall, track.seen.path) == (PAGE_FAULT, None)
+    call = BlockedCall(reader.pid, reader.pid, track.seen.syscall, [])
     (found,) = answer_to(ResolveCalls([call]), WorkerState(NOBODY))
     track.target = found.target
-    blocked = describe_blocked(reader.pid, track, clock.monotonic())
+    blocked = describe_blocked(reader.pid, track)
     assert (blocked.mount, blocked.fs_type, blocked.candidates) == (str(fuse.point), "fuse.silent", ())
     assert blocked.path == str(Path(fuse.point, "data.bin"))
     fuse.speak()

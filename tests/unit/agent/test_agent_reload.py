@@ -19,10 +19,10 @@ from slurm_watchdog.agent.children.children import Children, HungChild
 from slurm_watchdog.agent.children.requests import Follow, WorkerState
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses, OrphanMemory
-from slurm_watchdog.agent.logs.open_logs import LogMemory
+from slurm_watchdog.agent.logs.job_logs import LogMemory
 from slurm_watchdog.agent.memory import FILE, LIFETIME_S, Memory, MemoryFile
-from slurm_watchdog.agent.proc.entry import Entry, JobMember, JobStep, ProcessFacts, Stat
-from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, SystemCall
+from slurm_watchdog.agent.proc.entry import Entry, JobMember, JobStep, ProcessFacts, Stat, parse_status
+from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, SeenCall
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import ProcessMemory
 from slurm_watchdog.agent.reload import COMMANDS_S, DEADLINE_S, Reload
@@ -178,19 +178,8 @@ def test_all_that_an_agent_knew_comes_back_as_it_was_odd_names_included(
         7, 70, 1, "python", 1000, JobStep("4", "0"), {"RANK": "3"}, cwd=odd, collective_timeout=(600.0, True)
     )
     stat = Stat("python", "D", 1, 0, 5, 70)
-    track = BlockedCallHistory(
-        b"1 0x3 \xff",
-        SystemCall(1, (3, 2**64 - 1)),
-        "D",
-        "rpc_wait",
-        "write",
-        1,
-        2,
-        None,
-        100.0,
-        sightings=9,
-        path=odd,
-    )
+    seen = SeenCall("1 0x3 \xff", "D", "rpc_wait", "write", odd, 1, 2)
+    track = BlockedCallHistory(seen, 100.0, 101.0, sightings=9)
     jobs = JobsHere(awaiting_checkpoints={"4"})
     jobs.hear((JobWatch(job_id="4", uid=1000, restarts=0),), ("4",), 98.0)
     memory = Memory(
@@ -308,6 +297,33 @@ def test_what_a_child_hangs_on_is_not_touched_by_the_next_agent_until_that_child
             assert "it is free again" in caplog.text
         finally:
             probes.close()
+
+
+def test_a_program_that_a_child_could_not_end_counts_for_the_next_agent_while_it_is_there_in_d() -> None:
+    now = clock.monotonic()
+    # Between vfork and exec a process waits in D for its child.
+    command = "import ctypes; ctypes.CDLL(None).vfork() or __import__('time').sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", command], start_new_session=True) as held:
+        try:
+            while parse_status(Path(f"/proc/{held.pid}/status").read_bytes()).state != "D":
+                assert clock.monotonic() - now < 30
+                time.sleep(0.02)
+            row = HungChild(
+                key="", uid=os.getuid(), kind=Kind.PROCESSES, asked_at=now - 60.0, pid=held.pid, is_program=True
+            )
+            other = replace(row, uid=row.uid + 1)
+            after = Children((plain(wait_in_d),), former=[row, other, replace(row, pid=os.getpid())])
+            assert [(each.probe, round(each.seconds)) for each in after.hung(now)] == [
+                (f"stacks:{row.uid}:{row.pid}", 60)
+            ]
+            (left,) = after.unanswered(now)
+            assert (left.pid, left.asked_at, left.is_program) == (row.pid, row.asked_at, True)
+        finally:
+            os.killpg(held.pid, signal.SIGKILL)
+        held.wait()
+        after.poll(clock.monotonic())
+        assert after.hung(now) == ()
+        after.close()
 
 
 def test_children_that_were_asked_a_moment_ago_end_with_their_agent_and_those_at_work_are_known_to_the_next() -> None:

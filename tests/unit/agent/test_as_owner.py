@@ -50,6 +50,7 @@ OTHERS: list[Callable[[Path], object]] = [
 
 def test_our_switch_is_written_whole_found_again_and_removed(tmp_path: Path) -> None:
     path = tmp_path / "kill"
+    (tmp_path / ".kill.n1").write_text("half a li")  # of a child that was killed
     write_kill_switch(arguments(path), WorkerState())
     write_kill_switch(arguments(path), WorkerState())
     assert path.read_text() == CONTENT

@@ -373,6 +373,21 @@ def test_what_a_child_leaves_behind_counts_as_hung_of_its_user_until_it_has_ende
     assert wait_until(lambda: asker.children.poll(clock.monotonic()) or not asker.children.hung(clock.monotonic()))
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="children become users")
+def test_it_is_reported_that_places_of_users_run_out(asker: Asker) -> None:
+    asker = Asker(4)
+    try:
+        for uid in (64001, 64002, 64003):
+            assert asker.ask(f"look:{uid}", "hang", 600.0, uid=uid) is not None
+        assert asker.children.problems() == ()
+        assert asker.ask("look:64004", "echo", uid=64004) is None
+        assert asker.answer("nvml", "echo").error is None, "the places that are kept free"
+        (problem,) = asker.children.problems()
+        assert problem == "children: all 3 places for those of users are taken: some users' are not started"
+    finally:
+        asker.children.close()
+
+
 def test_the_hung_of_one_mount_are_limited_and_the_others_go_on() -> None:
     asker = Asker(max_workers=MAX_HUNG_OF_MOUNT + 4)
     try:

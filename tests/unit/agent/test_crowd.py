@@ -3,13 +3,13 @@ changes leaves the crowd."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from slurm_watchdog.agent.children.children import Children
 from slurm_watchdog.agent.proc.entry import Entry, JobMember, JobStep, ProcessFacts, Stat
-from slurm_watchdog.agent.proc.table import CROWD_AT_ONCE, ProcessTable
+from slurm_watchdog.agent.proc.table import CROWD_TICKS, ProcessTable
 from slurm_watchdog.agent.processes.reader import HELPERS_OF_JOB, RECONSIDER_EVERY, WATCHED, ProcessReader, pick_crowd
-from slurm_watchdog.agent.processes.report_rows import choose
 from slurm_watchdog.agent.processes.user_looks import UserLooks
 from slurm_watchdog.model.observations import BY_SLURM, Role
 
@@ -39,7 +39,7 @@ def test_a_crowd_is_none_of_another_users_and_none_that_hangs() -> None:
 
 def test_who_was_watched_stays_watched_though_older_ones_are_there() -> None:
     helpers = [entry(pid) for pid in range(1, 1000)]
-    before = set(range(900, 1000))
+    before = set(range(940, 1000))
     assert not pick_crowd(helpers, before) & before
 
 
@@ -75,20 +75,21 @@ def test_a_look_reads_few_of_a_crowd_and_every_one_within_a_turn() -> None:
     mine, files = collector(3000)
     crowd = {pid for pid, each in mine.table.entries.items() if each.crowd}
     assert len(crowd) == 3000 - HELPERS_OF_JOB
-    turns = -(-len(crowd) // CROWD_AT_ONCE)
-    for now in range(turns):
+    for now in range(CROWD_TICKS):
         before = len(files.read_pids)
         mine.table.look(float(now), 20)
-        assert len(files.read_pids) - before <= HELPERS_OF_JOB + CROWD_AT_ONCE
+        assert len(files.read_pids) - before <= HELPERS_OF_JOB + len(crowd) / CROWD_TICKS + 1
     assert crowd <= set(files.read_pids)
     assert all(each.member is not None for each in mine.table.entries.values())
+    mine.crowd = Counter({("7", MALLORY): len(crowd)})
+    assert [(each.job_id, each.uid, each.count) for each in mine.left_out] == [("7", MALLORY, len(crowd))]
 
 
 def test_one_of_a_crowd_that_hangs_is_watched_from_then_on() -> None:
     mine, files = collector(1000)
     last = max(mine.table.entries)
     files.states[last] = "D"
-    for now in range(3):
+    for now in range(CROWD_TICKS):
         mine.table.look(float(now), 20)
     assert mine.table.changed
     mine._assign(False, {})
@@ -98,11 +99,11 @@ def test_one_of_a_crowd_that_hangs_is_watched_from_then_on() -> None:
 
 def test_a_crowd_that_has_become_small_is_none_any_more_when_it_is_decided_anew() -> None:
     mine, _ = collector(1000)
-    for pid in range(FIRST, FIRST + 900):
+    for pid in range(FIRST, FIRST + 950):
         mine.table.remove(pid, 0.0)
     mine._assign(True, {})
     assert RECONSIDER_EVERY > 0 and not any(each.crowd for each in mine.table.entries.values())
-    assert len(mine.mine) == 100
+    assert len(mine.mine) == 50
 
 
 def test_a_crowd_of_a_job_that_has_another_owner_now_is_decided_on_anew() -> None:
@@ -118,10 +119,6 @@ def test_a_crowd_of_a_job_that_has_another_owner_now_is_decided_on_anew() -> Non
     mine._assign(False, {})
     assert not any(mine._has_new_owner(each) for each in mine.table.entries.values())
     assert sum(each.crowd for each in mine.table.entries.values()) == 1000 - HELPERS_OF_JOB
-
-
-def test_choose_says_of_a_crowd_that_nobody_looked_at_whose_it_is() -> None:
-    assert [(each.job_id, each.uid, each.count) for each in choose((), (), crowd={("7", MALLORY): 55_000})[1]] == [("7", MALLORY, 55_000)]  # fmt: skip
 
 
 def test_where_ranks_write_why_they_end_is_known_after_they_are_gone_and_as_long_as_the_job_is_here() -> None:

@@ -771,6 +771,23 @@ def test_a_glance_does_not_open_a_file_that_was_closed(log: Log) -> None:
     assert log.tail.fd == -1
 
 
+def test_between_two_requests_the_file_that_carries_the_step_is_looked_at_and_no_other(tmp_path: Path) -> None:
+    names = ("note", "old", "first", "second")
+    paths = {name: str(tmp_path / name) for name in names}
+    for name, text in (("note", "hello\n"), ("old", "step 1/9\n"), ("first", "step 2/9\n"), ("second", "step 2/9\n")):
+        Path(paths[name]).write_text(text)
+    os.utime(paths["old"], (1.0, 1.0))
+    worker, seen = WorkerState(), list[str]()
+    request = Follow([("4", path, 0) for path in paths.values()], closely=["4"])
+    follow(request, worker)
+    for tail in worker.memory(FollowMemory).tails.values():
+        tail.glance = lambda now, wall, path=tail.path: seen.append(path)  # type: ignore[method-assign,misc]
+    follow(request, worker)
+    assert worker.between is not None
+    worker.between()
+    assert seen == [paths["first"]]
+
+
 def test_secrets_are_masked_in_what_leaves_and_a_line_of_progress_has_no_text() -> None:
     key = "hf_" + "aB3dE5gH7j" * 3
     error, step = f"RuntimeError: CUDA error: {key}", f"step 3/9 {key}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm_watchdog.agent.children.answers import ResolvedCall
 from slurm_watchdog.agent.children.requests import ResolveCalls
-from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, SystemCall
+from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, SeenCall
 from slurm_watchdog.agent.proc.table import NEW_AT_ONCE, ProcessTable
 from slurm_watchdog.agent.processes.identity_cache import MAX_AT_ONCE, MAX_IDENTIFICATIONS
 from slurm_watchdog.model.observations import CallTarget
@@ -104,7 +104,7 @@ def test_a_process_on_which_a_child_spends_its_time_is_given_up() -> None:
 
 
 def track(syscall: str, state: str = "D") -> BlockedCallHistory:
-    return BlockedCallHistory(b"line " + syscall.encode(), SystemCall(1, (3,)), state, "w", syscall, 0, 0, None, 0.0)
+    return BlockedCallHistory(SeenCall(f"1 0x3 0x0 {syscall}", state, "w", syscall), 0.0, 0.0)
 
 
 def test_blocked_calls_are_resolved_apart_and_nothing_of_a_process_that_a_child_hangs_on() -> None:

@@ -10,15 +10,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace as replace_value
 
-from slurm_watchdog.agent.children.children import Answer, Children
-from slurm_watchdog.agent.children.requests import ListOpenLogs, WorkerState
+from slurm_watchdog.agent.children.answers import OpenFiles
+from slurm_watchdog.agent.children.children import Children
+from slurm_watchdog.agent.children.requests import Request, WorkerState
 from slurm_watchdog.agent.logs import job_logs
 from slurm_watchdog.agent.logs.job_logs import MAX_FILES, JobLogs
 from slurm_watchdog.base import clock
@@ -37,9 +37,9 @@ def no_mounts(fields: Any, worker: WorkerState) -> list[Mount]:
     return []
 
 
-def list_open(fields: Any, worker: WorkerState) -> dict[str, list[str]]:
+def list_open(fields: Any, worker: WorkerState) -> dict[str, OpenFiles]:
     """The processes of these tests have the files open that their job's name says."""
-    return {job_id: job_id.split("+")[1:] for job_id, _, _ in fields.processes}
+    return {job_id: OpenFiles(tuple(job_id.split("+")[1:])) for job_id, *_ in fields.processes}
 
 
 def follow(silent: Path, fields: Any, worker: WorkerState) -> Any:
@@ -59,7 +59,7 @@ class Node:
         self.silent = Path(tempfile.mkstemp(prefix="slurm-watchdog-silent-")[1])
         """Names the place whose logs are not read while it stands there: a server that does not answer."""
         self.probes = Children(
-            tasks(follow=partial(follow, self.silent), list_mounts=no_mounts, list_open_logs=list_open)
+            tasks(follow=partial(follow, self.silent), list_mounts=no_mounts, list_open_files=list_open)
         )
         self.logs = JobLogs(looks(self.probes), mounts, "n1", patterns, become_owner=False, **limits)
         self.events: list[Event] = []
@@ -250,55 +250,23 @@ class Answering:
     """Takes every question; the answer comes before the next tick."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, float, list[int]]] = []
+        self.asked: list[tuple[str, float]] = []
 
     def ask(
         self,
         key: str,
-        request: ListOpenLogs,
+        request: Request[Any],
         deadline_s: float,
         now: float,
         then: Callable[..., None],
         *_: Any,
         **__: Any,
     ) -> int:
-        self.asked.append((request.task, now, [pid for _, pid, _ in getattr(request, "processes", ())]))
+        self.asked.append((request.task, now))
         return 1
 
     def settle(self, seconds: float, requests: Any) -> None:
         pass
-
-
-def listing(ticks: int) -> list[tuple[float, list[int]]]:
-    """When open files of which processes are listed, in so many ticks of 5 s."""
-    probes = Answering()
-    logs = JobLogs(looks(probes), (ROOT,), "n1", (), become_owner=False)  # type: ignore[arg-type]
-    ranks = [process("4", pid) for pid in (1, 2, 3, 4, 5)]
-    for tick in range(ticks):
-        logs.open_logs.ask(ranks, 5.0 * tick, 1.0)
-        logs.open_logs.apply(USER, Answer(1, "look", {}))
-    logs.open_logs.ask([*ranks, process("4", 9)], 5.0 * ticks, 1.0)
-    assert probes.asked[-1][2] == [9], "a new one at once"
-    return [(now, pids) for _, now, pids in probes.asked]
-
-
-def test_open_files_of_a_new_process_are_listed_soon_again_and_of_old_ones_seldom_and_in_turn() -> None:
-    asked = [pids for _, pids in listing(400)]
-    assert asked[0] == [1, 2, 3, 4, 5], "new ones all at once"
-    assert all(len(pids) <= 3 for pids in asked[1:]), "old ones in turn"
-    times = sum(pid == 1 for pids in asked for pid in pids)
-    assert 9 <= times <= 14, f"in 2000 s one process was looked at {times} times"
-
-
-def test_many_ranks_come_before_the_others_and_keep_none_of_them_out_for_ever() -> None:
-    probes = Answering()
-    logs = JobLogs(looks(probes), (ROOT,), "n1", (), become_owner=False).open_logs  # type: ignore[arg-type]
-    here = [*(process("4", pid) for pid in range(1, 301)), replace_value(process("4", 999), role=Role.WORKER)]
-    for tick in range(2000):
-        logs.ask(here, 5.0 * tick, 1.0)
-        logs.apply(USER, Answer(1, "look", {}))
-    times = [now for _, now, pids in probes.asked if 999 in pids]
-    assert len(times) > 2 and max(later - now for now, later in pairwise(times)) < 2 * 3600
 
 
 def test_the_table_of_mounts_is_read_again_when_the_kernel_says_that_it_has_changed_and_now_and_then_anyway() -> None:
@@ -307,7 +275,7 @@ def test_the_table_of_mounts_is_read_again_when_the_kernel_says_that_it_has_chan
     for tick in range(401):
         now = 5.0 * tick
         logs._renew_mounts(now, 1.0)
-    assert [at for function, at, _ in probes.asked if function == "list_mounts"] == [
+    assert [at for function, at in probes.asked if function == "list_mounts"] == [
         0.0,
         100.0,
         160.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads
+from slurm_watchdog.agent.proc.system_call import see_call
 from slurm_watchdog.agent.processes.open_mounts import fault_target, parse_maps
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.model.observations import CallTarget
@@ -58,10 +59,11 @@ def look(state: str, syscall: bytes, wchan: bytes) -> list[str | None]:
         "stat": b"7 (python) %s 1 1 1 0 -1 0 0 0 0 0 5 5 0 0 20 0 1 0 1 0 0" % state.encode(), "syscall": syscall, "wchan": wchan,
         "status": b"Name:\tpython\nvoluntary_ctxt_switches:\t16\n", "io": b"rchar: 1\nsyscr: 1\nsyscw: 1\n",
     }  # fmt: skip
-    threads = BlockedThreads("x86_64", lambda path: files[path.rpartition("/")[2]], lambda *_: (), lambda *_: None)
+    threads = BlockedThreads()
     for at in (0.0, 5.0, 10.0):
-        threads.look([(7, 1, state)], at)
-    return [track.syscall for track in threads.blocked(10.0).values()]
+        asked = threads.wanted([(7, 1, 1)], [(7, 1)], ())
+        threads.take(asked, {(7, 7): see_call(files.__getitem__, lambda number: None, True, "x86_64")}, at)
+    return [track.seen.syscall for track in threads.blocked().values()]
 
 
 FAULT = b"-1 0x7ffc260b8a50 0x7fcdba1de7ab\n"

@@ -1,4 +1,4 @@
-"""On which filesystems ranks and their workers have files open or mapped, and that these are probed."""
+"""Which logs processes have open, on which filesystems they have files open or mapped, and that these are probed."""
 
 from __future__ import annotations
 
@@ -6,24 +6,30 @@ import mmap
 import os
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from slurm_watchdog.agent.children.answers import OpenFiles
 from slurm_watchdog.agent.children.children import Children
-from slurm_watchdog.agent.children.requests import ListOpenMounts, WorkerState
-from slurm_watchdog.agent.collectors.mount import (
-    AT_ONCE,
-    EVERY_S,
-    FIRST_S,
-    KEPT_S,
-    MAX_OF_JOB,
-    OpenMounts,
-)
+from slurm_watchdog.agent.children.requests import ListOpenFiles, WorkerState
 from slurm_watchdog.agent.files.mount_probing import MountProber, wanted_mounts
-from slurm_watchdog.agent.processes.open_mounts import list_open_mounts, open_paths, points_of, read_mapped
+from slurm_watchdog.agent.processes.open_files import (
+    AT_ONCE,
+    KEPT_S,
+    LIST_EVERY_S,
+    LISTED_IN_TURN,
+    MAPPED_FROM_S,
+    MAX_LISTED,
+    MAX_OF_JOB,
+    OpenFilesSchedule,
+)
+from slurm_watchdog.agent.processes.open_mounts import list_open_files, points_of, read_mapped
+from slurm_watchdog.agent.processes.user_looks import APART
 from slurm_watchdog.base.mounts import Mount, mount_of, read_mounts
 from slurm_watchdog.model.observations import Blocked, Process, Role
 from tests.builders.fake_children import FakeChildren, looks
@@ -73,75 +79,115 @@ def test_files_of_a_living_process_count_open_or_mapped(tmp_path: Path) -> None:
     ) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        assert str(tmp_path / "open") in open_paths(child.pid)
+        paths = [f"/proc/{child.pid}/fd/{fd}" for fd in os.listdir(f"/proc/{child.pid}/fd")]
         assert str(tmp_path / "mapped") in read_mapped(child.pid)
-        found = list_open_mounts(
-            ListOpenMounts([("7", child.pid, True), ("7", 2**22 - 1, True)]), WorkerState(os.getuid())
-        )
+        rows = [("7", child.pid, Role.RANK, True), ("7", 2**22 - 1, Role.RANK, True)]
+        found = list_open_files(ListOpenFiles(rows), WorkerState(os.getuid()))
         own = read_mounts()
-        points = points_of(open_paths(child.pid) | read_mapped(child.pid), own, own)
+        points = points_of({*map(os.readlink, paths), *read_mapped(child.pid)}, own, own)
         child.communicate()
-    assert found == {"7": points}
+    assert found == {"7": OpenFiles((), tuple(points))}
+
+
+def test_logs_are_what_is_written_and_of_a_worker_its_output_alone(tmp_path: Path) -> None:
+    code = (
+        "import sys; at = sys.argv[1]; kept = [open(at + '/a.log', 'w'), open(at + '/b', 'a'), open(at + '/c', 'w')]; "
+        "kept += [open(at + '/a.log')]; sys.stderr.write('x'); sys.stderr.flush(); sys.stdin.read()"
+    )
+    with (
+        open(tmp_path / "out", "w") as out,
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=out, stderr=subprocess.PIPE
+        ) as child,
+    ):
+        assert child.stderr is not None and child.stderr.read(1) == b"x"
+        found = {
+            role: list_open_files(ListOpenFiles([("7", child.pid, role, False)]), WorkerState(os.getuid()))["7"]
+            for role in Role
+        }
+        child.communicate()
+    output, more = str(tmp_path / "out"), {str(tmp_path / "a.log"), str(tmp_path / "b")}
+    assert found[Role.WORKER].logs == (output,)
+    assert set(found[Role.RANK].logs) == set(found[Role.HELPER].logs) == {output, *more}
+    assert found[Role.HELPER].mounts == ()
 
 
 def process(pid: int, role: Role = Role.RANK, *, job_id: str = "7", uid: int = 1000, **more: Any) -> Process:
     return Process(pid=pid, start_ticks=1, job_id=job_id, role=role, comm="python", state="S", uid=uid, **more)
 
 
-def make() -> tuple[OpenMounts, FakeChildren]:
+def make() -> tuple[OpenFilesSchedule, FakeChildren]:
     children = FakeChildren()
-    return OpenMounts(looks(children)), children
+    return OpenFilesSchedule(looks(children), lambda job_id, logs: None), children
 
 
-def test_ranks_and_workers_are_looked_at_soon_and_then_seldom_and_helpers_never() -> None:
-    mounts, children = make()
-    rows = [process(7), process(8, Role.WORKER), process(9, Role.HELPER)]
-    for second in range(0, 1200, 5):
-        mounts.request_due(rows, 100.0 + second, 10.0)
-        if children.busy:
-            children.answer({"7": ["/data"]})
-    asked = [(each["at"] - 100.0, pid) for each in children.asked for pid in pids(each)]
-    assert {pid for _, pid in asked} == {7, 8}
-    of_rank = [at for at, pid in asked if pid == 7]
-    assert of_rank[0] == FIRST_S
-    assert max(b - a for a, b in pairwise(of_rank)) <= EVERY_S
-    assert len(of_rank) <= 8
-    assert mounts.places() == ["/data"]
+def found(job_id: str, *mounts: str) -> dict[str, OpenFiles]:
+    return {job_id: OpenFiles((), mounts)}
 
 
 def pids(question: dict[str, Any]) -> list[int]:
-    return [pid for _, pid, _ in question["processes"]]
+    return [pid for _, pid, *_ in question["processes"]]
 
 
-def test_one_users_hundreds_of_workers_do_not_keep_anothers_from_being_looked_at() -> None:
-    mounts, children = make()
-    rows = [process(pid, Role.WORKER, job_id="1") for pid in range(100, 400)] + [process(7, job_id="2", uid=1001)]
-    for second in (0, 60):
-        mounts.request_due(rows, 100.0 + second, 10.0)
-    assert [each["uid"] for each in children.asked] == [1000, 1001]
-    assert pids(children.asked[1]) == [7]
-    assert sum(len(pids(each)) for each in children.asked) == AT_ONCE
+def listing(rows: Sequence[Process], ticks: int) -> list[dict[str, Any]]:
+    """What is asked in so many ticks of 5 s."""
+    schedule, children = make()
+    for tick in range(ticks):
+        schedule.ask(rows, 5.0 * tick, 1.0)
+        for key in list(children.busy):
+            children.answer({}, key=key)
+    return children.asked
 
 
-def test_a_job_keeps_a_bounded_number_for_a_while_and_jobs_take_turns() -> None:
-    mounts, children = make()
+def test_open_files_of_a_new_process_are_listed_soon_again_and_of_old_ones_seldom_and_together() -> None:
+    asked = listing([process(pid) for pid in (1, 2, 3, 4, 5)], 400)
+    assert all(pids(each) == [1, 2, 3, 4, 5] for each in asked)
+    assert 9 <= len(asked) <= 14
+    assert [each["at"] for each in asked][:4] == [0.0, 10.0, 30.0, 70.0]
+    assert max(later["at"] - each["at"] for each, later in pairwise(asked)) <= LIST_EVERY_S
+
+
+def test_mapped_files_are_asked_about_apart_and_of_ranks_alone() -> None:
+    asked = listing([process(7), process(8, Role.WORKER), process(9, Role.HELPER)], 200)
+    mapped = {(each["key"].endswith(APART), pid, maps) for each in asked for _, pid, _, maps in each["processes"]}
+    assert mapped == {(False, 7, False), (True, 7, True), (False, 8, False), (False, 9, False)}
+    assert min(each["at"] for each in asked if each["key"].endswith(APART)) <= 2 * MAPPED_FROM_S
+
+
+def test_many_ranks_keep_none_of_the_others_out_and_no_user_another() -> None:
+    others = [process(999, Role.WORKER), process(1000, Role.WORKER, job_id="8", uid=1001)]
+    asked = listing(
+        [*(process(pid) for pid in range(1, 301)), *(process(pid, Role.WORKER) for pid in range(400, 700)), *others],
+        2000,
+    )
+    for pid in (1, 300, 699, 999, 1000):
+        times = [each["at"] for each in asked if pid in pids(each)]
+        assert len(times) > 2 and max(later - now for now, later in pairwise(times)) < 3600
+    sizes = Counter[float]()
+    for each in asked:
+        sizes[each["at"]] += len(pids(each))
+    assert max(sizes.values()) <= MAX_LISTED + AT_ONCE + LISTED_IN_TURN
+
+
+def test_a_job_keeps_a_bounded_number_of_mounts_for_a_while_and_jobs_take_turns() -> None:
+    schedule, children = make()
     rows = [process(7, job_id="1"), process(14, job_id="2", uid=1001)]
-    mounts.request_due(rows, 100.0, 10.0)
-    mounts.request_due(rows, 160.0, 10.0)
-    children.answer({"1": [f"/m{each}" for each in range(40)], "2": ["/other"]})
-    assert mounts.places()[:2] == ["/m0", "/other"]
-    assert len(mounts.places()) == MAX_OF_JOB + 1
-    mounts.request_due([], 165.0, 10.0)
-    assert mounts.places() == []
+    schedule.ask(rows, 100.0, 10.0)
+    children.answer(found("1", *(f"/m{each}" for each in range(40))), key="look:1000")
+    children.answer(found("2", "/other"), key="look:1001")
+    assert schedule.mounts()[:2] == ["/m0", "/other"]
+    assert len(schedule.mounts()) == MAX_OF_JOB + 1
+    schedule.ask([], 165.0, 10.0)
+    assert schedule.mounts() == []
 
 
 def test_a_filesystem_that_no_look_has_found_for_long_is_not_probed_any_more() -> None:
-    mounts, children = make()
-    mounts.request_due([process(7)], 100.0, 10.0)
-    mounts.request_due([process(7)], 160.0, 10.0)
-    children.answer({"7": ["/data"]})
-    mounts.request_due([process(7)], 160.0 + KEPT_S + 1, 10.0)
-    assert mounts.places() == []
+    schedule, children = make()
+    schedule.ask([process(7)], 100.0, 10.0)
+    children.answer(found("7", "/data"))
+    assert schedule.mounts() == ["/data"]
+    schedule.ask([process(7)], 100.0 + KEPT_S + 1, 10.0)
+    assert schedule.mounts() == []
 
 
 FAULT = Blocked(thread_id=7, seconds=50.0, state="D", syscall="page fault", candidates=("/data", "/data/hot"))

@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from slurm_watchdog.agent.children.become_user import CAP_SYS_PTRACE, parse_capabilities
 from slurm_watchdog.agent.children.requests import ReadTitles
@@ -18,7 +18,7 @@ from slurm_watchdog.agent.proc.blocked_calls import MIN_AT_ONCE, ROUND_TICKS, Bl
 from slurm_watchdog.agent.proc.entry import Entry, ProcessFacts, Stat, Status, parse_last_pid, parse_stat, parse_status
 from slurm_watchdog.agent.proc.files import is_the_kernels, parse_runnable_s
 from slurm_watchdog.agent.proc.system_call import (
-    BlockedCallHistory,
+    SeenCall,
     SystemCall,
     is_storage,
     is_waiting_for_storage,
@@ -26,9 +26,11 @@ from slurm_watchdog.agent.proc.system_call import (
     parse_io_bytes,
     parse_switches,
     parse_syscall,
+    see_call,
 )
 from slurm_watchdog.agent.proc.table import ProcessTable
-from slurm_watchdog.agent.processes.identify import parse_environ, parse_fd_flags
+from slurm_watchdog.agent.processes.identify import parse_environ
+from slurm_watchdog.agent.processes.open_mounts import parse_fd_flags
 from slurm_watchdog.base.mounts import Mount, mount_of, parse_mountinfo
 from slurm_watchdog.knowledge.syscalls import (
     AARCH64,
@@ -235,8 +237,7 @@ def test_what_is_a_file_on_a_filesystem(path: str | None, expected: bool) -> Non
 def test_who_may_wait_for_a_filesystem(
     state: str, syscall: str | None, wchan: str, path: str | None, expected: bool
 ) -> None:
-    track = BlockedCallHistory(b"", SystemCall(0, ()), state, wchan, syscall, 0, 0, None, 0.0, path=path)
-    assert is_waiting_for_storage(track) is expected
+    assert is_waiting_for_storage(SeenCall("", state, wchan, syscall, path)) is expected
 
 
 class Thread:
@@ -245,8 +246,7 @@ class Thread:
     def __init__(self) -> None:
         self.state, self.line, self.switches, self.calls, self.cpu_ticks = "D", WRITE, 5, 7, 100
 
-    def read(self, path: str) -> bytes:
-        name = path.rsplit("/", 1)[1]
+    def read(self, name: str) -> bytes:
         stat = f"{os.getpid()} (x) {self.state} 1 1 1 0 -1 0 0 0 0 0 {self.cpu_ticks} 0 0 0 20 0 1 0 7 0 0\n"
         return {
             "stat": stat.encode(),
@@ -256,12 +256,8 @@ class Thread:
             "io": f"syscr: {self.calls}\nsyscw: 0\n".encode(),
         }[name]
 
-
-def file_of(pid: int, thread: int, number: int) -> str | None:
-    try:
-        return os.readlink(f"/proc/{pid}/task/{thread}/fd/{number}")
-    except OSError:
-        return None
+    def see(self, is_main: bool = True) -> SeenCall | None:
+        return see_call(self.read, lambda number: None, is_main, "x86_64")
 
 
 class Looks:
@@ -269,14 +265,15 @@ class Looks:
 
     def __init__(self) -> None:
         self.thread = Thread()
-        self.threads = BlockedThreads("x86_64", self.thread.read, lambda *_: (), file_of)
+        self.threads = BlockedThreads()
         self.now = 100.0
 
     def look(self) -> float | None:
         """One look; how long the thread counts as blocked, None if it does not."""
         self.now += 1
-        self.threads.look([(os.getpid(), 7, self.thread.state)], self.now)
-        found = self.threads.blocked(self.now)
+        asked = self.threads.wanted([(7, 7, 1)], [(7, 7)], ())
+        self.threads.take(asked, {(7, 7): self.thread.see()}, self.now)
+        found = self.threads.blocked()
         return self.now - next(iter(found.values())).first_at if found else None
 
 
@@ -333,41 +330,29 @@ class Crowd:
     def __init__(self, processes: dict[int, int]) -> None:
         self.processes = processes
         self.stuck: set[int] = set()
-        self.looked: list[int] = []
-        self.threads = BlockedThreads("x86_64", self.read, self.read_calls, lambda *_: None, self.list_threads)
+        self.threads = BlockedThreads(self.list_threads)
         self.now = 0.0
 
     def list_threads(self, pid: int) -> list[int]:
         return list(range(pid, pid + self.processes[pid]))
 
-    def read(self, path: str) -> bytes:
-        _, _, _, _, thread, name = path.split("/")
-        state = "D" if int(thread) in self.stuck else "S"
-        if name == "syscall":
-            self.looked.append(int(thread))
-        return {
-            "syscall": WRITE if int(thread) in self.stuck else FUTEX,
-            "stat": f"{thread} (x) {state} 1 1 1 0 -1 0 0 0 0 0 5 0 0 0 20 0 1 0 7 0 0\n".encode(),
-            "wchan": b"percpu_rwsem_wait",
-            "status": b"Name:\tx\nvoluntary_ctxt_switches:\t5\n",
-            "io": b"syscr: 1\nsyscw: 0\n",
-        }[name]
-
-    def read_calls(self, pid: int, threads: Sequence[int]) -> list[tuple[int, bytes]]:
-        return [(thread, self.read(f"/proc/{pid}/task/{thread}/syscall")) for thread in threads]
+    def see(self, pid: int, thread: int) -> SeenCall | None:
+        looked = Thread()
+        if thread not in self.stuck:
+            looked.state, looked.line = "S", FUTEX
+        return looked.see(is_main=pid == thread)
 
     def tick(self, causes: frozenset[int] = frozenset()) -> list[int]:
         """The threads that were looked at in one tick."""
         self.now += 5.0
-        self.looked = []
-        mains = [(pid, 7, "D" if pid in self.stuck else "S") for pid in self.processes]
-        self.threads.look(mains, self.now)
         processes = [(pid, 7, count) for pid, count in self.processes.items()]
-        self.threads.scan(processes, {(pid, 7) for pid in causes}, self.now, self.threads.take_turn(processes))
-        return self.looked
+        mains = [(pid, 7) for pid in self.processes]
+        asked = self.threads.wanted(processes, mains, {(pid, 7) for pid in causes})
+        self.threads.take(asked, {(pid, thread): self.see(pid, thread) for pid, _, thread in asked}, self.now)
+        return [thread for _, _, thread in asked]
 
     def blocked(self) -> set[int]:
-        return {thread for _, _, thread in self.threads.blocked(self.now)}
+        return {thread for _, _, thread in self.threads.blocked()}
 
 
 def test_every_thread_has_its_turn_once_a_round_and_no_tick_has_to_look_at_all() -> None:
@@ -403,7 +388,7 @@ def test_all_threads_of_a_process_with_a_cause_are_looked_at_at_once() -> None:
     crowd = Crowd({1000 * rank: 64 for rank in range(1, 9)})
     crowd.tick()
     assert set(range(4000, 4064)) <= set(crowd.tick(frozenset({4000})))
-    crowd.stuck = {2000, 2040}  # the main thread is blocked: its second sighting is the cause
+    crowd.stuck = {2000, 2040}  # the main thread is blocked: its first sighting is the cause
     crowd.tick()
     crowd.tick()
     crowd.tick()
@@ -434,7 +419,9 @@ def test_children_of_the_agents_own_are_known_and_not_asked_about() -> None:
             for table in (own, others):
                 table.look(0.0, 20)
                 assert child.pid in table.entries
-                table.entries[child.pid].stat = replace(table.entries[child.pid].stat, comm="what it was before exec")
+                table.entries[child.pid].stat = structs.replace(
+                    table.entries[child.pid].stat, comm="what it was before exec"
+                )
                 table.look(5.0, 20)
             assert child.pid not in own.to_identify
             assert child.pid in others.to_identify
@@ -445,9 +432,9 @@ def test_children_of_the_agents_own_are_known_and_not_asked_about() -> None:
 
 def aged(looks: Sequence[tuple[str, int]]) -> float:
     """How long the last state has lasted by what looks 5 s apart have found: (state, switches)."""
-    known = ProcessFacts(7, 70, 1, "python", 1000)
+    known = ProcessFacts(os.getpid(), 70, 1, "python", 1000)
     entry = Entry(known, Stat("python", "R", 1, 0, 50, 70))
-    table, now = ProcessTable(entries={7: entry}), 0.0
+    table, now = ProcessTable(entries={os.getpid(): entry}), 0.0
     for state, switches in looks:
         now += 5.0
         table._see(entry, Status(state, (1000,) * 4, True, comm="python", ppid=1, switches=switches), now, 20)

@@ -8,17 +8,18 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
-from slurm_watchdog.agent.children.answers import Listeners
-from slurm_watchdog.agent.children.become_user import MIN_UID, Kind, refusal_to_look
+from slurm_watchdog.agent.children.answers import Listeners, OpenFiles, SeenThreads
+from slurm_watchdog.agent.children.become_user import MIN_UID, Kind, read_refusal, refusal_to_look
 from slurm_watchdog.agent.children.requests import WorkerState
 from slurm_watchdog.agent.proc.entry import parse_status
-from slurm_watchdog.agent.proc.files import read_stat
+from slurm_watchdog.agent.proc.files import read_file, read_stat
 from slurm_watchdog.model.evidence import ProcessState
 from slurm_watchdog.model.observations import Process, Role
 from tests.builders.requests import BY_NAME, do
@@ -72,6 +73,35 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
     process.stdout.close()
 
 
+AS_USER = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--"]
+
+
+@pytest.mark.parametrize(
+    ("command", "is_his"),
+    [
+        ([*AS_USER, "sleep", "60"], True),
+        ([*AS_USER, "unshare", "-U", "-r", "sleep", "60"], True),  # a rank in a container without root
+        # What has changed its user, and runs no new program since, may hold secrets of the one before.
+        ([sys.executable, "-c", f"import os, time; os.setresuid({USER}, {USER}, {USER}); time.sleep(60)"], False),
+    ],
+)
+def test_what_may_not_be_dumped_is_not_looked_into_and_what_runs_in_a_user_namespace_is(
+    command: list[str], is_his: bool
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: processes of several users")
+    with subprocess.Popen(command) as process:
+        try:
+            end = time.monotonic() + 10.0
+            while set(parse_status(read_file(f"/proc/{process.pid}/status")).uids) != {USER}:
+                assert time.monotonic() < end
+                time.sleep(0.02)
+            time.sleep(0.3)  # it becomes the next program
+            assert (read_refusal(process.pid, USER) is None) is is_his
+        finally:
+            process.kill()
+
+
 def asked(pid: int) -> dict[str, tuple[Any, Any]]:
     """For each task that takes a process, its arguments, and what an answer that tells nothing looks like."""
     row = Process(
@@ -88,10 +118,9 @@ def asked(pid: int) -> dict[str, tuple[Any, Any]]:
         "resolve_calls": (
             {"calls": [{"pid": pid, "thread": pid, "syscall": "write", "args": [1, 0, 0, 0, 0, 0]}]}, None
         ),
-        "list_open_logs": ({"processes": [["7", pid, True]]}, {"7": []}),
-        "list_open_mounts": ({"processes": [["7", pid, True]]}, {"7": []}),
+        "list_open_files": ({"processes": [["7", pid, "rank", True]]}, {"7": OpenFiles()}),
         "read_shared_memory": ({"pids": [pid]}, [None]),
-        "read_threads": ({"files": [[what, pid, pid] for what in ("io", "call", "devices")]}, [None] * 3),
+        "read_threads": ({"files": [[what, pid, pid] for what in ("io", "call", "devices")]}, SeenThreads(3, [])),
         "read_process_states": ({"processes": [[pid, row.start_ticks]]}, None),
         "dump_stacks": ({"node": "n1", "budget_s": 5.0, "processes": [msgspec.to_builtins(row)]}, None),
         "find_listeners": ({"processes": [[pid, row.start_ticks]], "port": 28028}, Listeners()),

@@ -1,18 +1,18 @@
-"""Which processes an agent names one by one, and what a controller takes of a report: shares, and nobody who
-looks dead for want of room."""
+"""What a controller takes of a report: shares, and nobody who looks dead for want of room."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, get_args, get_origin, get_type_hints
 
-from slurm_watchdog.agent.processes.report_rows import HELPERS_OF_JOB, LONGEST_NAME, choose, reduced
+from slurm_watchdog.agent.service import LONGEST_NAME, reduced
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.base.python310 import is_class
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.door import BOUNDS, INNER, PROCESSES_OF_JOB, Admitted, admit, share_of
 from slurm_watchdog.model.observations import Gpu, HungProbe, Process, Role
+from slurm_watchdog.model.report import LeftOut as Unnamed
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmView
 from tests.builders.views import blocked, process, slurm_job
@@ -38,37 +38,6 @@ def test_fair_share_of_one_owner_with_many_rows_leaves_the_others_theirs() -> No
     kept, lost = fair_share(many, 10, lambda row: row[0])
     assert [row for row in kept if row[0] == "b"] == [("b", 0), ("b", 1), ("b", 2)]
     assert kept[:7] == tuple(("a", n) for n in range(7)) and lost == {"a": 49_993}
-
-
-def test_choose_names_all_ranks_and_what_hangs_and_few_of_many_helpers() -> None:
-    ranks, helpers = rows(8, role=Role.RANK), rows(128, 5000)
-    stuck = (process(pid=9000, role=Role.HELPER, rank=None, blocked=blocked(60.0, mount="/shared")),)
-    named, unnamed = choose((*ranks, *helpers, *stuck), ())
-    assert set(ranks) <= set(named) and set(stuck) <= set(named)
-    assert len(named) == 8 + 1 + HELPERS_OF_JOB
-    assert [(each.job_id, each.uid, each.count) for each in unnamed] == [("1", 1500, 128 - HELPERS_OF_JOB)]
-
-
-def test_choose_with_few_processes_returns_them_as_they_are() -> None:
-    few = (*rows(8, role=Role.RANK), *rows(HELPERS_OF_JOB, 5000))
-    assert choose(few, ()) == (few, ())
-
-
-def test_choose_keeps_whom_it_named_before_also_when_older_ones_are_found_later() -> None:
-    young = rows(2048, 10_000, role=Role.RANK)
-    named, _ = choose((*young, *rows(1, 90_000, role=Role.RANK)), ())
-    told = {(row.pid, row.start_ticks) for row in named}
-    old = rows(500, 100, role=Role.RANK)
-    again, unnamed = choose((*old, *young), told)
-    assert {row.pid for row in again} == {row.pid for row in young}
-    assert sum(each.count for each in unnamed) == 500
-
-
-def test_choose_of_55000_processes_of_one_user_names_another_users_ranks() -> None:
-    victim = rows(8, uid=1501, job="2", role=Role.RANK)
-    named, unnamed = choose((*rows(55_000, 10_000, role=Role.RANK), *victim), ())
-    assert set(victim) <= set(named)
-    assert {each.uid for each in unnamed} == {1500}
 
 
 def test_reduced_keeps_every_process_and_drops_long_names() -> None:
@@ -171,10 +140,9 @@ def test_state_of_loaders_that_come_and_go_remembers_the_death_of_a_rank() -> No
 
 def test_state_that_is_told_of_unnamed_processes_says_so_until_all_are_named() -> None:
     cluster = Cluster()
-    named, unnamed = choose((*rows(1, role=Role.RANK), *rows(200, 5000)), ())
-    cluster.take(named, left_out=unnamed)
+    cluster.take(rows(1, role=Role.RANK), left_out=(Unnamed(job_id="1", uid=1500, count=136),))
     view = cluster.state.job_view("1", cluster.now)
-    assert view is not None and view.unlisted == 200 - HELPERS_OF_JOB
+    assert view is not None and view.unlisted == 136
     assert cluster.state.left_out.lately(cluster.now)[0].uid == 1500
     cluster.take(rows(1, role=Role.RANK))
     view = cluster.state.job_view("1", cluster.now)

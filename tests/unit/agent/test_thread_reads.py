@@ -6,21 +6,17 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-from slurm_watchdog.agent.children.answers import ThreadCall, ThreadFacts
+from slurm_watchdog.agent.children.answers import SeenThreads, ThreadFacts
 from slurm_watchdog.agent.children.children import Answer
 from slurm_watchdog.agent.children.requests import ReadThreads, WorkerState
-from slurm_watchdog.agent.proc.blocked_calls import UNSEEN_S, BlockedThreads, NotSeenError
+from slurm_watchdog.agent.proc.blocked_calls import UNSEEN_S, BlockedThreads
 from slurm_watchdog.agent.proc.entry import Entry, ProcessFacts, Stat
+from slurm_watchdog.agent.proc.system_call import SeenCall
 from slurm_watchdog.agent.processes.thread_calls import read_threads
 from slurm_watchdog.agent.processes.thread_reads import ThreadReads
 from tests.builders.fake_children import looks
 
 ME = os.getpid()
-READ = "0 0x3 0x7f00 0x10 0x0 0x0 0x0 0x7ffe 0x7f01\n"
-SWITCHES = "Name:\tpython\nvoluntary_ctxt_switches:\t4\nnonvoluntary_ctxt_switches:\t1\n"
-STAT = "%d (python) D 1 1 1 0 -1 4194304 0 0 0 0 %d 0 0 0 20 0 1 0 5 0 0\n"
 
 
 class Child:
@@ -28,7 +24,7 @@ class Child:
 
     def __init__(self, look: Callable[[Any], Any] | None = None) -> None:
         self.look = look or (lambda items: read_threads(ReadThreads(items), WorkerState(os.getuid())))
-        self.answers = True
+        self.answers, self.silent = True, set[int]()
         self.asked: list[list[Any]] = []
 
     def ask(
@@ -36,8 +32,8 @@ class Child:
     ) -> int | None:
         assert key == f"look:{uid}"
         self.asked.append(request.files)
-        if not self.answers:
-            return None
+        if not self.answers or uid in self.silent:
+            return len(self.asked)
         then(Answer(1, key, self.look(request.files)))
         return 1
 
@@ -53,23 +49,34 @@ def far(child: Child) -> ThreadReads:
     return ThreadReads(made, read_clock=lambda: 0.0)
 
 
-def test_what_is_announced_comes_in_one_request_and_is_asked_once() -> None:
+def test_what_is_wanted_comes_in_one_request_and_is_asked_once() -> None:
     child = Child()
     files = far(child)
-    files.fetch([("io", ME, ME), ("call", ME, ME), ("call", ME, 2**22), ("io", 2**22, 2**22)])
+    items: list[Any] = [("io", ME, ME), ("call", ME, ME), ("call", ME, 2**22), ("io", 2**22, 2**22)]
+    files.fetch(items)
     counters = files.counters_of(ME)
-    assert counters is not None and str(counters.io).startswith("rchar:") and counters.cpu_ticks is not None
+    assert counters is not None and counters.io_bytes is not None and counters.cpu_ticks is not None
     assert files.counters_of(2**22) is None, "it is of no process that is known"
-    assert len(files.read(f"/proc/{ME}/task/{ME}/syscall").split()) >= 1
-    with pytest.raises(ProcessLookupError):
-        files.read(f"/proc/{ME}/task/{2**22}/syscall")
-    assert len(child.asked) == 1
-    assert not files.unseen
+    assert files.calls == {(ME, ME): None, (ME, 2**22): None}
+    files.fetch(items)
+    assert len(child.asked) == 1 and not files.unseen
     files.begin()
-    files.read(f"/proc/{ME}/task/{ME}/syscall")
-    assert len(child.asked) == 2, "a new tick asks anew"
-    with pytest.raises(ValueError):
-        files.read(f"/proc/{ME}/stat")
+    files.fetch(items)
+    assert len(child.asked) == 2, "a new tick asks again"
+
+
+def test_a_silent_child_of_one_user_takes_the_answers_of_no_other() -> None:
+    child, now = Child(), [0.0]
+    made = looks(child)
+    for pid, uid in ((ME, os.getuid()), (7, 1000)):
+        made.table.entries[pid] = Entry(ProcessFacts(pid, 5, 1, "python", uid), Stat("python", "S", 1, 0, 0, 5))
+    files = ThreadReads(made, read_clock=lambda: now[0])
+    child.silent = {1000}
+    child.settle = lambda seconds, requests: now.__setitem__(0, now[0] + seconds)  # type: ignore[method-assign]
+    files.fetch([("call", 7, 7)])
+    files.fetch([("io", ME, ME)])
+    assert files.counters_of(ME) is not None
+    assert files.unseen == {1000}
 
 
 def test_devices_are_told_and_no_other_files() -> None:
@@ -77,82 +84,68 @@ def test_devices_are_told_and_no_other_files() -> None:
         assert null
         found, gone = far(Child()).devices_of([(ME, ME), (2**22, 2**22)])
     assert found is not None and gone is None
-    assert "/dev/null" in found.devices
-    assert all(name.startswith("/dev/") for name in found.devices)
-    assert found.open_files >= len(found.devices)
+    assert "/dev/null" in found and all(name.startswith("/dev/") for name in found)
 
 
 def test_who_could_not_look_has_seen_nobody_go() -> None:
     child = Child()
     files = far(child)
     child.answers = False
-    with pytest.raises(NotSeenError):
-        files.read(f"/proc/{ME}/task/{ME}/syscall")
+    files.fetch([("call", ME, ME)])
     assert files.unseen == {os.getuid()}
-    assert list(files.read_calls(ME, [ME])) == []
+    assert files.calls == {}
 
 
-class Proc(Child):
-    """A process that stands in one read on /shared, as a child would tell."""
+def test_an_answer_about_more_than_was_asked_is_none() -> None:
+    child = Child(lambda items: SeenThreads(5, [(3, ThreadFacts(1))]))
+    files = far(child)
+    files.fetch([("cpu", ME, ME)])
+    assert files.counters_of(ME) is None
 
-    def __init__(self) -> None:
-        super().__init__(
-            lambda items: [
-                ThreadFacts(
-                    call=ThreadCall(
-                        READ, STAT % (7, 3), SWITCHES, "rpc_wait_bit_killable", "syscr: 5\nsyscw: 5\n", "/shared/data"
-                    )
-                )
-                for _ in items
-            ]
-        )
-        self.files = far(self)
+
+SEEN = SeenCall("0 0x3 0x7f00", "D", "rpc_wait_bit_killable", "read", "/shared/data", 3, 4, 10)
 
 
 def test_a_stall_goes_on_where_the_child_does_not_answer_for_moments_and_grows_by_nothing_that_was_not_seen() -> None:
-    proc = Proc()
-    threads = BlockedThreads("x86_64", proc.files.read, proc.files.read_calls, proc.files.file_of)
-    for now in (0.0, 10.0):
-        proc.files.begin()
-        threads.look([(7, 5, "D")], now)
-    (track,) = threads.blocked(10.0).values()
-    assert (track.path, track.wchan, track.first_at, track.seen_at) == (
-        "/shared/data",
-        "rpc_wait_bit_killable",
-        0.0,
-        10.0,
-    )
+    child = Child(lambda items: SeenThreads(len(items), [(0, ThreadFacts(call=SEEN))]))
+    files, threads = far(child), BlockedThreads()
 
-    proc.answers = False
+    def look(now: float) -> None:
+        files.begin()
+        asked = threads.wanted([(7, 5, 1)], [(7, 5)], ())
+        files.fetch([("call", pid, thread) for pid, _, thread in asked])
+        threads.take(asked, files.calls, now)
+
+    look(0.0)
+    look(10.0)
+    (track,) = threads.blocked().values()
+    assert (track.seen, track.first_at, track.seen_at) == (SEEN, 0.0, 10.0)
+
+    child.answers = False
     for now in (15.0, 10.0 + UNSEEN_S):
-        proc.files.begin()
-        threads.look([(7, 5, "D")], now)
-        (track,) = threads.blocked(now).values()
+        look(now)
+        (track,) = threads.blocked().values()
         assert track.seen_at == 10.0
-    proc.answers = True
-    proc.files.begin()
-    threads.look([(7, 5, "D")], 42.0)
-    (track,) = threads.blocked(42.0).values()
+    child.answers = True
+    look(42.0)
+    (track,) = threads.blocked().values()
     assert (track.first_at, track.seen_at) == (0.0, 42.0), "the same call: it never left it"
 
-    proc.answers = False
-    proc.files.begin()
-    threads.look([(7, 5, "D")], 42.0 + UNSEEN_S + 1)
-    assert threads.blocked(42.0 + UNSEEN_S + 1) == {}, "for longer nothing is said of it"
+    child.answers = False
+    look(42.0 + UNSEEN_S + 1)
+    assert threads.blocked() == {}, "for longer nothing is said of it"
 
 
 def test_a_tick_of_a_calm_job_costs_one_request_whoever_has_the_turn() -> None:
-    child = Child(lambda items: [ThreadFacts(call=ThreadCall("202 0x1 0x0\n")) for _ in items])
+    child = Child(lambda items: SeenThreads(len(items), []))
     files = far(child)
-    threads = BlockedThreads("x86_64", files.read, read_calls=files.read_calls, file_of=files.file_of)
-    threads.list_threads = lambda pid: list(range(pid, pid + 20))
-    processes = [(1000, 5, 20), (2000, 5, 20), (3000, 5, 20)]
+    threads = BlockedThreads(lambda pid: list(range(pid, pid + 20)))
     seen: set[int] = set()
     for tick in range(4):
         files.begin()
-        turn = threads.take_turn(processes)
-        files.fetch([("call", process[0], thread) for process, some in turn for thread in some])
-        threads.scan(processes, set(), 5.0 * tick, turn)
-        seen |= {thread for _, some in turn for thread in some}
+        asked = threads.wanted([(1000, 5, 20), (2000, 5, 20), (3000, 5, 20)], [], ())
+        files.fetch([("call", pid, thread) for pid, _, thread in asked])
+        threads.take(asked, files.calls, 5.0 * tick)
+        seen |= {thread for _, _, thread in asked}
     assert len(child.asked) == 4
     assert len(seen) == 57, "every thread but the main ones had its turn"

@@ -468,7 +468,7 @@ def test_the_agent_reads_the_heartbeat_of_this_run_step_by_step_and_its_phases(t
     """Real lines of the hook, read by the agent's collector of logs through its own child."""
     run = tmp_path / "4.0 [of mine]"
     run.mkdir()
-    probes = Children(tasks(follow=follow_impatiently, list_mounts=nothing, list_open_logs=nothing))
+    probes = Children(tasks(follow=follow_impatiently, list_mounts=nothing, list_open_files=nothing))
     logs = JobLogs(looks(probes), (Mount("/", "ext4", "/dev/sda1"),), "n1", (), become_owner=False)
     logs.here.hear([JobWatch(job_id="4", restarts=0, uid=os.getuid())])
     environs = {"4": {"SLURM_WATCHDOG_HEARTBEAT": str(run / "heartbeat")}}

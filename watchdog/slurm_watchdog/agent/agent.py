@@ -8,8 +8,6 @@ import uuid
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 import slurm_watchdog
 from slurm_watchdog.agent.children.child import FIRST_TRIM, TRIM_EVERY, give_back_memory
 from slurm_watchdog.agent.collectors.collector import Collectors, CollectorSpec
@@ -18,13 +16,11 @@ from slurm_watchdog.agent.commands import Commands
 from slurm_watchdog.agent.context import make_context
 from slurm_watchdog.agent.memory import Memory, MemoryFile
 from slurm_watchdog.agent.proc.files import BOOT_ID, read_words
-from slurm_watchdog.agent.processes.report_rows import choose
 from slurm_watchdog.agent.settings import Settings
 from slurm_watchdog.base import clock, loop
-from slurm_watchdog.base.redact import masked
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.protocol import Command, Reply
-from slurm_watchdog.model.report import ProcessSection, Report, with_sections
+from slurm_watchdog.model.report import Report, with_sections
 
 if TYPE_CHECKING:
     from slurm_watchdog.agent.delivery.spool import Waiting
@@ -55,7 +51,6 @@ class Agent:
         self.collectors = Collectors(collectors, context)
         self.commands = Commands(context, config.kill_switch_prefixes)
         self.seen = loop.Isolated()  # What became of the collectors in the last tick.
-        self._named: frozenset[tuple[int, int]] = frozenset()  # In the last report, where it could not name all.
         self._closed, self._position = False, before.kernel_log
         context.processes.remember(before.processes)
         context.logs.remember(before.logs)
@@ -63,7 +58,8 @@ class Agent:
         self.commands.remember(before.commands)
 
     def tick(self, now: float) -> Report:
-        """One look at everything. A collector that fails leaves its section empty and a sentence in `problems`."""
+        """One look at everything. A collector that fails leaves its section empty and a sentence in `problems`. Before
+        it leaves this process it is to be masked."""
         seen = self.seen = loop.Isolated()
         self.children.poll(now)
         self.collectors.begin(now, seen)
@@ -90,16 +86,7 @@ class Agent:
             results=self.commands.take_results(),
             problems=tuple(seen.problems),
         )
-        named = self._name_processes(self.context.sections.of(ProcessSection))
-        return masked(
-            with_sections(report, (*(each for each in sections if not isinstance(each, ProcessSection)), named))
-        )
-
-    def _name_processes(self, section: ProcessSection) -> ProcessSection:
-        """As many as a report has room for; those that the last one named first."""
-        named, unnamed = choose(section.processes, self._named, crowd=self.context.processes.crowd)
-        self._named = frozenset((row.pid, row.start_ticks) for row in named) if unnamed else frozenset()
-        return replace(section, processes=named, left_out=unnamed)
+        return with_sections(report, sections)
 
     def _advance_commands(self, now: float) -> None:
         self.commands.watch_jobs(tuple(self.jobs.watch.values()), now, self.jobs.running(now))

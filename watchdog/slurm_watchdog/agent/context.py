@@ -40,8 +40,10 @@ def make_context(
     children = Children(TASKS, former=before.hung, is_here=table.is_here if becomes else lambda uid, now: True)
     looks = UserLooks(children, table)
     logs = JobLogs(looks, read_mounts(), node, settings.log_patterns, become_owner=becomes, here=jobs)
-    processes = ProcessReader(looks, lambda: logs.mounts, owners=jobs.owners, read_seats=logs.seats)
     courier = Starter(courier_command(node, config.security, config.controller_urls), is_child=not becomes)
+    processes = ProcessReader(
+        looks, lambda: logs.mounts, owners=jobs.owners, read_seats=logs.seats, read_helpers=courier.pids
+    )
     return CollectorContext(
         children=children,
         settings=settings,

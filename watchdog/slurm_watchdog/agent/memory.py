@@ -18,7 +18,7 @@ from slurm_watchdog.agent.children.child import decode, encode
 from slurm_watchdog.agent.children.children import HungChild
 from slurm_watchdog.agent.delivery.spool import Waiting
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanMemory
-from slurm_watchdog.agent.logs.open_logs import LogMemory
+from slurm_watchdog.agent.logs.job_logs import LogMemory
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import ProcessMemory
 from slurm_watchdog.agent.sums import NodeSums

@@ -18,13 +18,14 @@ from slurm_watchdog.agent.frames import Frames
 from slurm_watchdog.agent.memory import Memory
 from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.processes.exit_watch import Exits
-from slurm_watchdog.agent.processes.report_rows import reduced
 from slurm_watchdog.agent.reload import Reload
 from slurm_watchdog.agent.settings import NO_CONTROLLER, Settings, become_agent
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.commit import JSON_SCHEMA_VERSION
+from slurm_watchdog.base.redact import masked
 from slurm_watchdog.config.knowledge_files import put_in_force
-from slurm_watchdog.model.protocol import CollectEvidence, DumpStacks, Reply
+from slurm_watchdog.model.observations import Process
+from slurm_watchdog.model.protocol import CollectEvidence, CommandResult, DumpStacks, Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import WireError
 
@@ -86,6 +87,8 @@ LOST_AFTER_S = 15.0
 or had no room to wait: what they said last is said again."""
 ONCE_PAUSE_S = 1.0  # Between the two ticks of `--once`: whether a process is blocked shows only in two looks.
 ONCE_GPU_S = 5.0  # `--once` waits so long for NVML: without a client that stays, the driver takes seconds to begin.
+FEW_EVENTS = 200
+LONGEST_NAME = 1024  # Characters of a path in a report that was too large otherwise.
 EXIT_USAGE = 2  # It can't start like this: systemd does not try again (RestartPreventExitStatus=).
 
 
@@ -143,11 +146,11 @@ class Service:
         if not self.agent.could_see:
             return False
         if self.echo:
-            _print_json(report, pretty=False)
+            _print_json(masked(report), pretty=False)
         if self.sender.breaks != self._breaks:
             self._breaks = self.sender.breaks
             self.frames.forget()
-        frame = self.frames.frame(self.agent.sums.add(report, now), now)
+        frame = masked(self.frames.frame(self.agent.sums.add(report, now), now))
         if not frame.same_as:
             self.agent.sums.begin()
         try:
@@ -225,6 +228,33 @@ class Service:
             self.agent.gpus.want_processes()  # a job is under suspicion: whose GPU is whose has to be known now
 
 
+def reduced(report: Report, why: str) -> Report:
+    """The report without most of what may be long, for one that was too large to be sent. Every process that
+    it names stays, for one that is missing looks dead; of what it waits for only short names stay."""
+    return replace(
+        report,
+        processes=tuple(map(_shortened, report.processes)),
+        events=report.events[-FEW_EVENTS:],
+        events_dropped=report.events_dropped + max(0, len(report.events) - FEW_EVENTS),
+        results=tuple(
+            CommandResult(command_id=each.command_id, ok=False, error="the answer was too large to be sent")
+            for each in report.results
+        ),
+        problems=(f"report: {why}", *report.problems),
+    )
+
+
+def _shortened(row: Process) -> Process:
+    call = row.blocked
+    if call is None:
+        return row
+    names = {
+        name: value if (value := getattr(call, name)) is not None and len(value) <= LONGEST_NAME else None
+        for name in ("path", "mount", "device")
+    }
+    return replace(row, blocked=replace(call, **names))
+
+
 def run_agent(config: Settings, *, once: bool = False, as_json: bool = False, file: str = "") -> int:
     """The agent as a daemon until SIGTERM, or with `once` two ticks and their outcome on standard output. Returns the
     exit code. At SIGHUP `file` is read again, and this process restarts with it. Without `once` it is 2 for a process
@@ -298,13 +328,14 @@ def _show_once(agent: Agent, as_json: bool) -> int:
     loop.sleep(ONCE_PAUSE_S)
     agent.gpus.settle(ONCE_GPU_S)
     report = agent.tick(clock.monotonic())
-    report = replace(
+    whole = replace(
         report,
         events=(*first.events, *report.events),
         events_dropped=first.events_dropped + report.events_dropped,
         node_events=(*first.node_events, *report.node_events),
         node_events_dropped=first.node_events_dropped + report.node_events_dropped,
     )
+    report = masked(whole)
     if as_json:
         _print_json(report, pretty=True)
     else:

@@ -4,6 +4,7 @@ memory."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Final
 
 from slurm_watchdog.knowledge.entries import Fields, read_shipped
@@ -76,6 +77,7 @@ FAULTS_IN = IDLE_CALLS | COUNTED | {"sendto", "sendmsg", "sendmmsg", "recvmmsg",
 NOT_STORAGE = ("/dev/", "/proc/", "/sys/", "/memfd:")
 
 
+@cache
 def idle_numbers(machine: str) -> frozenset[bytes]:
     """The numbers of IDLE_CALLS, in decimal, on `machine` (as uname -m says)."""
     return frozenset(b"%d" % number for number, name in TABLES.get(machine, {}).items() if name in IDLE_CALLS)

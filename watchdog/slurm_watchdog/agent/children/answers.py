@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from slurm_watchdog.agent.proc.system_call import SeenCall
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.observations import CallTarget, Checkpoint, Event, Gpu, Link, LogFile
 
@@ -36,31 +37,28 @@ class ResolvedCall(Struct):
     error: str | None = None
 
 
-class ThreadCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Files of /proc/PID/task/TID. All but `line` are empty where the call is one of those in which threads idle."""
+class OpenFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What processes of a job have open, or mapped: what looks like a log, and the mounts of all storage."""
 
-    line: str  # syscall
-    stat: str = ""
-    status: str = ""
-    wchan: str = ""
-    io: str = ""
-    file: str | None = None  # The open file that the call is about.
+    logs: tuple[str, ...] = ()
+    mounts: tuple[str, ...] = ()
 
 
-class OpenDevices(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How many files a process has open, and the names of those that are devices."""
+class ThreadFacts(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Those of these that were asked for."""
 
-    open_files: int
-    devices: tuple[str, ...]
+    cpu_ticks: int | None = None  # Of all threads of the process.
+    io_bytes: int | None = None  # Of the process, through system calls.
+    call: SeenCall | None = None
+    devices: tuple[str, ...] | None = None  # Names of its open files that are devices.
 
 
-class ThreadFacts(Struct):
-    """The one of these that was asked for."""
+class SeenThreads(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the first `looked` of the requested looks have found, by their place in the request: nothing where the
+    thread has ended, may not be looked at, or is in no call that matters."""
 
-    io: str | None = None  # The text of /proc/PID/io.
-    cpu_ticks: int | None = None  # Of all its threads; with `io`, and alone.
-    call: ThreadCall | None = None
-    devices: OpenDevices | None = None
+    looked: int
+    found: list[tuple[int, ThreadFacts]]
 
 
 class LinkCounters(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -16,7 +16,8 @@ import struct
 from collections.abc import Iterable
 from enum import Enum
 
-from slurm_watchdog.agent.proc.entry import parse_status
+from slurm_watchdog.agent.proc.entry import parse_uids
+from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.base.descriptors import describe
 
 CAPABILITY_VERSION_3 = 0x20080522  # linux/capability.h
@@ -222,7 +223,7 @@ def _set_capabilities(mask: int) -> None:
 
 def refusal_to_look(uids: tuple[int, ...], shown_uid: int, own: int) -> str | None:
     """Why a process with these users is not looked into as `own`; None if it is his through and through. `shown_uid` is
-    the owner of its /proc/PID: another one than its user where it may not be dumped."""
+    the owner of its /proc/PID/stat: root where it may not be dumped."""
     if not uids:
         return "whose process it is cannot be read"
     if {*uids, shown_uid} != {uids[0]}:
@@ -232,11 +233,11 @@ def refusal_to_look(uids: tuple[int, ...], shown_uid: int, own: int) -> str | No
 
 
 def read_refusal(pid: int, own: int) -> str | None:
-    """Why a living process is not looked into as `own`, None if it may be. Never blocks. Raises OSError if it has
-    ended."""
-    with open(f"/proc/{pid}/status", "rb") as file:
-        uids = parse_status(file.read(8192)).uids
-    return refusal_to_look(uids, os.stat(f"/proc/{pid}").st_uid, own)
+    """Why a living process is not looked into as `own`, None if it may be. Never blocks: the owner of `stat`, which is
+    not read, says whether it may be dumped; that of the directory is its user in any case (task_dump_owner,
+    fs/proc/base.c). Raises OSError if it has ended."""
+    uids = parse_uids(read_file(f"/proc/{pid}/status"))
+    return refusal_to_look(uids, os.stat(f"/proc/{pid}/stat").st_uid, own)
 
 
 def check_process(pid: int, own: int) -> None:

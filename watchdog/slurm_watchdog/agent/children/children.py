@@ -24,9 +24,10 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from slurm_watchdog.agent.children.become_user import Kind
-from slurm_watchdog.agent.children.child import ANSWER, BEGUN, LEFT, Task, decode, fork_child, frame, unframe
+from slurm_watchdog.agent.children.child import ANSWER, BEGUN, LEFT, Task, decode, decoder, fork_child, frame, unframe
 from slurm_watchdog.agent.children.look import APART_S, Looks
 from slurm_watchdog.agent.children.requests import PLACE, Request, answer_type
+from slurm_watchdog.agent.proc.entry import parse_status
 from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import describe
@@ -71,13 +72,15 @@ Then = Callable[[Answer[Any]], None]
 
 
 class HungChild(msgspec.Struct, frozen=True, kw_only=True):
-    """A child that had not answered when its agent ended: for as long as it is there, its resource is not touched."""
+    """A child that had not answered when its agent ended: for as long as it is there, its resource is not touched. Or a
+    program that one left behind, which counts as long as it is there."""
 
     key: str
     uid: int
     kind: Kind
     asked_at: float
     pid: int
+    is_program: bool = False
 
 
 @dataclass(eq=False)
@@ -132,11 +135,16 @@ class Children:
         self._left: dict[int, tuple[int, int, float]] = {}
         """Pidfd of a program that a child left behind, killed in vain -> its user, its pid, since when."""
         self._limited: dict[int, float] = {}  # User -> when he was refused a child last.
+        self._full_at = float("-inf")  # When some user was refused one for want of places.
         self._next_request, self._looked_at = 1, float("-inf")
         self._problem = ""  # Why no child can be started now.
         self._buffer = memoryview(bytearray(READ_SIZE))
         self._waiter = Waiter()
         for each in former:
+            if each.is_program:
+                if _is_stuck(each):
+                    self._note_left(each.uid, [each.pid], each.asked_at)
+                continue
             child = self._children[each.key] = Child(each.key, each.uid, each.kind, each.pid, None, None, 0.0, 0.0)
             child.request, child.asked_at, child.hung, child.begun = -1, each.asked_at, True, True
         gc.collect()
@@ -160,6 +168,7 @@ class Children:
             self.retire(key)
             child = None
         if child is None:
+            decoder(type(request))  # made here, its pages are shared with each child that needs it
             child = self._start(key, uid, self._tasks[self._place[request.task]].kind, now)
         if child is None:
             return None
@@ -229,7 +238,7 @@ class Children:
             for child in self._children.values()
             if child.hung
         ]
-        found += [HungProbe(probe=f"stacks:{uid}:{pid}", seconds=now - at) for uid, pid, at in self._left.values()]
+        found += [HungProbe(probe=_program_key(uid, pid), seconds=now - at) for uid, pid, at in self._left.values()]
         return tuple(sorted(found, key=lambda probe: -probe.seconds))
 
     def room(self, uid: int) -> int:
@@ -250,9 +259,12 @@ class Children:
             if mount and count >= MAX_HUNG_OF_MOUNT:
                 found.append(f"children: {count} of {mount} hang: no more of them are started")
         for uid in [uid for uid, at in self._limited.items() if now - at < LIMITED_S]:
-            hung = sum(child.hung and child.uid == uid for child in self._children.values()) + self._left_of(uid)
-            if hung:
-                found.append(f"children: {hung} of uid {uid} hang or do not answer: no more are started for this user")
+            mine = sum(child.uid == uid and child.request is not None for child in self._children.values())
+            busy = mine + self._left_of(uid)
+            found.append(f"children: {busy} of uid {uid} hang or are busy: no more are started for this user")
+        if now - self._full_at < LIMITED_S:
+            users = sum(child.uid >= 0 for child in self._children.values())
+            found.append(f"children: all {users} places for those of users are taken: some users' are not started")
         if len(self._children) >= self._max and all(child.request is not None for child in self._children.values()):
             found.append(f"children: all {len(self._children)} are busy or hang: nothing more is asked")
         return (*found, *((f"children: {self._problem}",) if self._problem else ()))
@@ -298,12 +310,14 @@ class Children:
 
     def unanswered(self, now: float) -> tuple[HungChild, ...]:
         """Those that hang, or have been at work for a while, for the next agent: after `close` they end as soon as
-        they return."""
-        return tuple(
-            picked(HungChild, child)
-            for child in self._children.values()
-            if child.request is not None and child.begun and (child.hung or now - child.asked_at >= APART_S)
+        they return; and the programs that they left behind."""
+        mine = (child for child in self._children.values() if child.request is not None and child.begun)
+        hung = (picked(HungChild, child) for child in mine if child.hung or now - child.asked_at >= APART_S)
+        programs = (
+            HungChild(key=_program_key(uid, pid), uid=uid, kind=Kind.PROCESSES, asked_at=at, pid=pid, is_program=True)
+            for uid, pid, at in self._left.values()
         )
+        return (*hung, *programs)
 
     def close(self) -> None:
         """Ends all children; those in the kernel's uninterruptible sleep end when that does."""
@@ -345,18 +359,21 @@ class Children:
             return False
         users = [child for child in self._children.values() if child.uid >= 0]
         if uid >= 0 and len(users) >= self._max - min(KEPT_FREE, self._max // 4):
-            return self._make_room(users)
+            has_room = self._make_room(users)
+            self._full_at = self._full_at if has_room else now
+            return has_room
         return len(self._children) < self._max or self._make_room(self._children.values())
 
     def _may_have(self, uid: int, kind: Kind, now: float) -> bool:
         """Whether this user may have one more child. Who has none may always: places run out for those who hang."""
         if not self.is_here(uid, now):
             return False
-        if self._hung_of(uid, kind) >= MAX_HUNG_OF_USER:
-            self._limited = {each: at for each, at in self._limited.items() if now - at < LIMITED_S} | {uid: now}
-            return False
         mine = [child for child in self._children.values() if child.uid == uid]
-        return len(mine) < MAX_OF_USER or self._make_room(mine)
+        few = self._hung_of(uid, kind) < MAX_HUNG_OF_USER
+        if few and (len(mine) < MAX_OF_USER or self._make_room(mine)):
+            return True
+        self._limited = {each: at for each, at in self._limited.items() if now - at < LIMITED_S} | {uid: now}
+        return False
 
     def _hung_of(self, uid: int, kind: Kind, hung_alone: bool = False) -> int:
         mine = (child for child in self._children.values() if child.uid == uid and child.kind is kind)
@@ -517,6 +534,19 @@ class Children:
         for pid in pids:
             with suppress(OSError):  # it has ended meanwhile
                 self._left[os.pidfd_open(pid)] = (uid, pid, now)
+
+
+def _program_key(uid: int, pid: int) -> str:
+    return f"stacks:{uid}:{pid}"
+
+
+def _is_stuck(program: HungChild) -> bool:
+    """Whether a program that an agent before this one could not end still has this number: in D, as its user."""
+    try:
+        status = parse_status(read_file(f"/proc/{program.pid}/status"))
+    except (OSError, ValueError):
+        return False
+    return status.state == "D" and status.real_uid == program.uid
 
 
 def _mount_of(key: str) -> str:

@@ -10,6 +10,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 import msgspec
@@ -23,9 +24,10 @@ from slurm_watchdog.agent.children.answers import (
     LinkCounters,
     Listeners,
     LogEnd,
+    OpenFiles,
     ResolvedCall,
     ScannedPlace,
-    ThreadFacts,
+    SeenThreads,
 )
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.mounts import Mount
@@ -33,7 +35,7 @@ from slurm_watchdog.base.structs import dataclass_transform  # type: ignore[attr
 from slurm_watchdog.model.collective_records import RasAnswer
 from slurm_watchdog.model.evidence import FoundFile, ProcessStack, ProcessState
 from slurm_watchdog.model.kill_switch import MAX_FIELD, MAX_PATH
-from slurm_watchdog.model.observations import MountProbe, Process
+from slurm_watchdog.model.observations import MountProbe, Process, Role
 from slurm_watchdog.model.protocol import ProcessEnd
 
 Pid = Annotated[int, Meta(ge=1, le=2**22)]  # PID_MAX_LIMIT, linux/threads.h
@@ -58,6 +60,7 @@ class Request(msgspec.Struct, Generic[Value], frozen=True, forbid_unknown_fields
     task: ClassVar[str]  # Its name.
 
 
+@cache
 def answer_type(request: type[Request[Any]]) -> Any:
     """The type in brackets."""
     (value,) = get_args(request.__orig_bases__[0])  # type: ignore[attr-defined]
@@ -103,21 +106,11 @@ class ListMounts(Request[list[Mount]]):
     task = "list_mounts"
 
 
-Ranks = Annotated[list[tuple[Word, Pid, bool]], Meta(max_length=256)]
+class ListOpenFiles(Request[dict[str, OpenFiles]]):
+    """(job, pid, role, whether mapped files count) of processes; the answer is by job."""
 
-
-class ListOpenLogs(Request[dict[str, list[str]]]):
-    """(job, pid, thorough) of processes; the answer has the names of open files that look like logs, by job."""
-
-    task = "list_open_logs"
-    processes: Ranks
-
-
-class ListOpenMounts(Request[dict[str, list[str]]]):
-    """(job, pid, whether mapped files count) of processes; the answer has the mount points of their files, by job."""
-
-    task = "list_open_mounts"
-    processes: Ranks
+    task = "list_open_files"
+    processes: Annotated[list[tuple[Word, Pid, Role, bool]], Meta(max_length=256)]
 
 
 class ReadSharedMemory(Request[list[tuple[int, int] | None]]):
@@ -130,9 +123,8 @@ class ReadSharedMemory(Request[list[tuple[int, int] | None]]):
 ThreadFile = tuple[Literal["io", "cpu", "call", "devices"], Pid, Pid]  # What is wanted, process, thread.
 
 
-class ReadThreads(Request[list[ThreadFacts | None]]):
-    """Threads to be looked at; the answer is in the same order, None where one is gone or may not be looked
-    at."""
+class ReadThreads(Request[SeenThreads]):
+    """Threads to be looked at, by what is wanted of each."""
 
     task = "read_threads"
     files: Annotated[list[ThreadFile], Meta(max_length=4096)]
@@ -182,7 +174,7 @@ class Follow(Request[FollowedLogs]):
     own: Annotated[dict[Word, Annotated[list[Pattern], Meta(max_length=64)]], Meta(max_length=512)] = {}
     """Of each job, the site's patterns of progress."""
     closely: Annotated[list[Word], Meta(max_length=512)] = []
-    """Jobs whose logs with steps are looked at each second, until the next request."""
+    """Jobs of which the log that carries the step is looked at each second, until the next request."""
     taken: Word | None = None
 
 

@@ -4,8 +4,8 @@ Sees: job, step, rank, local rank, world size (torchrun, srun, Open MPI, MPICH, 
     DataLoader workers, containers; state and for how long; a thread that stays in one system call, with
     file and mount; CPU time, I/O; how long main threads of ranks slept
 From: `/proc`: `stat`, `status`, `schedstat`, `cgroup`, `io`, `wchan`, `syscall`, links in `fd`
-How often: every tick (5 s); other threads than the main ones once in 12 ticks, at most 192 a tick, those of
-    a process that gives cause every 3 ticks
+How often: every tick (5 s), helpers every third; other threads than the main ones once in 12 ticks, at most 192 a
+    tick, those of a process that gives cause every 3 ticks
 Never: anything but `status`, `schedstat` and `cgroup` in the loop: the rest may block behind a process that
     hangs. A child that is its user reads it
 """
@@ -31,9 +31,10 @@ class ProcessCollector(Collector):
         self.keeper = self._reader = context.processes
 
     def collect(self, now: float) -> ProcessSection:
-        """Every process; the report names as many as it has room for."""
-        found = self._reader.collect(now, self.deadline_s)
-        return ProcessSection(processes=self.context.mounts.settled(found, now), unread=self._reader.unread)
+        """Every process that is looked at in each tick, and how many are not."""
+        reader = self._reader
+        found = self.context.mounts.settled(reader.collect(now, self.deadline_s), now)
+        return ProcessSection(processes=found, left_out=reader.left_out, unread=reader.unread)
 
     def problems(self, now: float) -> Iterator[Problem]:
         """What may not be seen. What is seen is right: no failure."""

@@ -74,6 +74,10 @@ class Starter:
             )  # fmt: skip
         return ours
 
+    def pids(self) -> frozenset[int]:
+        """The child, while there is one."""
+        return frozenset() if self._child is None else frozenset({self._child.pid})
+
     def bury(self) -> None:
         """Waits a moment for the child, which ends with its link; one that hangs is killed."""
         child, self._child = self._child, None

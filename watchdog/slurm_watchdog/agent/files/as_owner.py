@@ -136,7 +136,7 @@ def write_kill_switch(request: WriteSwitch, worker: WorkerState) -> None:
     directory, name = os.path.split(request.path)
     data = compose_line(msgspec.structs.asdict(request)).encode()
     with closing(open_directory(directory)) as where:
-        temporary = f".{name}.{request.node}.{os.getpid()}"
+        temporary = f".{name}.{request.node}"  # the same for each child: one that was killed has left it
         _forget(temporary, where)
         _create(temporary, where, data)
         try:

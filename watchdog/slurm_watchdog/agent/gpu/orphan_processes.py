@@ -21,7 +21,6 @@ from itertools import repeat
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.children.answers import OpenDevices
 from slurm_watchdog.agent.children.children import Answer, Children
 from slurm_watchdog.agent.children.requests import NameUsers
 from slurm_watchdog.agent.proc.entry import Entry, Key
@@ -45,7 +44,7 @@ NVML_AGE_S = 90.0  # NVML's lists may be so old: a process that is younger is an
 UNSEEN_JOB_GRACE_S = 60.0  # The grace at least, of a job that the controller has not named yet: it may have just begun.
 MAX_JOBS = 1024  # Ids of jobs that are remembered to have run here.
 USERS = "node:users"
-DevicesOf = Callable[[Sequence[tuple[int, int]]], list[OpenDevices | None]]
+DevicesOf = Callable[[Sequence[tuple[int, int]]], list[tuple[str, ...] | None]]
 
 
 class OrphanMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,9 +214,7 @@ class OrphanGpuProcesses:
                 thread = other_thread(key[0]) if ended else thread
             threads.append((key[0], thread))
         for key, found in zip(chosen, self.devices_of(threads) if threads else (), strict=False):
-            minors = (
-                {int(match[1]) for name in found.devices if (match := self._is_gpu.fullmatch(name))} if found else ()
-            )
+            minors = {int(match[1]) for name in found or () if (match := self._is_gpu.fullmatch(name))}
             self._held[key] = None if found is None else tuple(sorted(minors))
 
     def _describe(

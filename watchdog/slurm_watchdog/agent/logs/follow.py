@@ -31,6 +31,7 @@ MAX_ANSWER_EVENTS = 3000  # In one answer: with lines of 500 characters a few me
 MAX_ENTRIES = 4096  # Names that are read in directories for one pattern.
 MAX_MATCHES = 24
 MAGIC = "*?["
+GROWS_S = 60.0  # Files that have grown within about this long are alike: the first is looked at between two requests.
 
 Key = tuple[str, str]  # Job and path.
 
@@ -81,13 +82,22 @@ def follow(request: Follow, worker: WorkerState) -> FollowedLogs:
     memory.token = f"{os.getpid()}:{memory.answers}"
     memory.untaken = {key: each for key, each in news.items() if each[0] or each[1]}
     memory.untaken_at = now
-    closely = [tail for (job, _), tail in tails.items() if job in request.closely]
-    worker.between = partial(_glance, closely) if closely else None
+    closely: dict[str, LogFollower] = {}
+    for (job, _), tail in sorted(tails.items(), key=_carries_steps, reverse=True):
+        if job in request.closely:
+            closely.setdefault(job, tail)
+    worker.between = partial(_glance, list(closely.values())) if closely else None
     return FollowedLogs(
         files=tuple(_row(key, tail, twins.get(key, tail), news[key], now) for key, tail in tails.items()),
         token=memory.token,
         globs=tuple(_expand_all(request.globs, memory, now)),
     )
+
+
+def _carries_steps(item: tuple[Key, LogFollower]) -> tuple[bool, float]:
+    """The greatest of a job carries its step: it has some, and grows."""
+    place, grown_at = item[1].place, item[1].grown_at
+    return (place is not None and bool(place.last_steps), 0.0 if grown_at is None else grown_at // GROWS_S)
 
 
 def _glance(tails: list[LogFollower]) -> None:

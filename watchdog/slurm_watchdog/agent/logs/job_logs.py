@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.children.answers import FollowedLogs
@@ -19,8 +20,8 @@ from slurm_watchdog.agent.children.become_user import refusal_as
 from slurm_watchdog.agent.children.children import Answer
 from slurm_watchdog.agent.children.requests import Follow, ListMounts
 from slurm_watchdog.agent.logs.follow import MAGIC
-from slurm_watchdog.agent.logs.open_logs import FollowedJob, LogMemory, OpenLogs
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
+from slurm_watchdog.agent.processes.open_files import OpenFilesSchedule
 from slurm_watchdog.agent.processes.reader import SETTLE_S
 from slurm_watchdog.agent.processes.user_looks import UserLooks
 from slurm_watchdog.base.mounts import Mount, MountNews, mount_of
@@ -28,6 +29,7 @@ from slurm_watchdog.base.redact import mask_words
 from slurm_watchdog.base.structs import only
 from slurm_watchdog.knowledge.launchers import HEARTBEAT_VARIABLE
 from slurm_watchdog.knowledge.ray_train import WorkerRank, speaker_of
+from slurm_watchdog.knowledge.syscalls import LOCAL_TYPES
 from slurm_watchdog.model.observations import BY_SLURM, Event, EventKind, LogFile, Process
 from slurm_watchdog.model.protocol import JobWatch
 
@@ -40,8 +42,27 @@ ORDER_S = 30.0  # Which of two lines in different files came first is not known 
 KEPT_AFTER_END_S = 30.0  # So long the logs of a job are followed after its last process: the last words are the best.
 MOUNTS_EVERY_S = 60.0
 MOUNTS_AT_LEAST_EVERY_S = 900.0  # The table of mounts is read again, though the kernel says that it is as it was.
-MAX_KEYS = 256
+MAX_KNOWN = 256
 MOUNTS = "node:mounts"
+
+
+class FollowedJob(msgspec.Struct):
+    uid: int
+    seen_at: float
+    opened: list[str] = []
+    found: dict[str, list[str]] = {}  # What stands for each pattern with wildcards.
+    left_out: list[str] = []  # Logs that are not followed, for there are too many.
+    seats: dict[int, WorkerRank] = {}  # Pid, as the job sees it -> rank, as a log of this run said last.
+    said: tuple[tuple[int, int, int, int], ...] = ()  # The rows of that, also where an earlier run wrote them.
+    restarts: int | None = None
+
+
+class LogMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent knows of logs, for the one that it becomes: how far each was read, and the recent past."""
+
+    jobs: dict[str, FollowedJob] = {}
+    rows: tuple[tuple[LogFile, float], ...] = ()
+    recent: tuple[tuple[float, Event], ...] = ()  # In the order in which they were read.
 
 
 @dataclass
@@ -66,13 +87,13 @@ class JobLogs:
     mount_news: Callable[[], bool] = field(default_factory=MountNews)  # Mounts have come or gone.
     _mounts_at: float = float("-inf")
     _mounts_old: bool = True
-    _keys: dict[tuple[str, int], str] = field(default_factory=dict)
-    """What key_of answered for the mounts in `_keys_of`: a node has hundreds of them."""
-    _keys_of: tuple[Mount, ...] | None = None
+    _known: dict[str, Mount | None] = field(default_factory=dict)
+    """On which of the mounts in `_known_in` a path lies: a node has hundreds of them."""
+    _known_in: tuple[Mount, ...] | None = None
 
     def __post_init__(self) -> None:
         self.probes = self.looks.children
-        self.open_logs = OpenLogs(self.looks, self._note_open)
+        self.open_files = OpenFilesSchedule(self.looks, self._note_open)
 
     def collect(
         self, now: float, processes: Iterable[Process], environs: Mapping[str, Mapping[str, str]], deadline_s: float
@@ -81,7 +102,7 @@ class JobLogs:
         self._renew_mounts(now, deadline_s)
         mine = list(processes)
         self._note_jobs(mine, now)
-        requests = self.open_logs.ask(mine, now, deadline_s)
+        requests = self.open_files.ask(mine, now, deadline_s)
         if requests:
             self.probes.settle(SETTLE_S, requests)
         followed, hung = self._follow(now, environs, deadline_s, {each.uid for each in mine})
@@ -104,19 +125,21 @@ class JobLogs:
         return job.uid if self.become_owner and job is not None else -1
 
     def key_of(self, path: str, uid: int) -> str:
-        """The child that touches `path` as `uid`."""
-        if self._keys_of is not self.mounts or len(self._keys) > MAX_KEYS:
-            self._keys_of, self._keys = self.mounts, {}
-        key = self._keys.get((path, uid))
-        if key is None:
-            mount = mount_of(path, self.mounts)
-            key = f"files:{mount.point if mount else '/'}:{uid if uid >= 0 else 'self'}"
-            self._keys[path, uid] = key
-        return key
+        """The child that touches `path` as `uid`: one for each mount, one for all that no server serves."""
+        mount = self._mount_of(path)
+        point = "/" if mount is None or mount.fs_type in LOCAL_TYPES else mount.point
+        return f"files:{point}:{uid if uid >= 0 else 'self'}"
+
+    def _mount_of(self, path: str) -> Mount | None:
+        if self._known_in is not self.mounts or len(self._known) > MAX_KNOWN:
+            self._known_in, self._known = self.mounts, {}
+        if path not in self._known:
+            self._known[path] = mount_of(path, self.mounts)
+        return self._known[path]
 
     def why_untouched(self, path: str) -> str | None:
         """Why nothing of ours touches this path: its filesystem is served by a user's program. None elsewhere."""
-        mount = mount_of(path, self.mounts)
+        mount = self._mount_of(path)
         if mount is None or mount.owner is None:
             return None
         return f"not read: {mount.point} is served by a program of uid {mount.owner} ({mount.fs_type})"
@@ -180,7 +203,7 @@ class JobLogs:
 
     # -- which files -------------------------------------------------------------------------------------------
 
-    def _note_open(self, job_id: str, paths: list[str]) -> None:
+    def _note_open(self, job_id: str, paths: tuple[str, ...]) -> None:
         job = self.jobs.get(job_id)
         if job is not None:
             # A file that was open once stays: who wrote it may be dead, which is when it matters.

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from slurm_watchdog.knowledge.launchers import step_of_group
 from slurm_watchdog.model.observations import Role
 
@@ -101,8 +103,7 @@ HANGS = frozenset("DTt")
 LASTING_STATES = HANGS | frozenset("ZX")  # Letters of stat that mean something only if they last (Process.state_age_s).
 
 
-@dataclass(frozen=True)
-class Stat:
+class Stat(msgspec.Struct, frozen=True, gc=False):
     """What is used of /proc/PID/stat (see proc(5))."""
 
     comm: str
@@ -114,8 +115,7 @@ class Stat:
     threads: int = 1
 
 
-@dataclass(frozen=True)
-class Status:
+class Status(msgspec.Struct, frozen=True, gc=False):
     """What is used of /proc/PID/status. It takes no lock that a process could hold."""
 
     state: str
@@ -153,7 +153,7 @@ def parse_status(text: bytes) -> Status:
     ways = [_line_of(text, b"\n%bvoluntary_ctxt_switches:" % kind) for kind in (b"", b"non")]
     return Status(
         state=state[0].decode() if state else "",
-        uids=tuple(map(int, _line_of(text, b"\nUid:").split()[:4])),
+        uids=parse_uids(text),
         has_memory=b"\nVmSize:" in text,
         container_pid=int(numbers[-1]) if len(numbers) > 1 else None,
         comm=name.decode(errors="replace"),
@@ -161,6 +161,11 @@ def parse_status(text: bytes) -> Status:
         threads=int(_line_of(text, b"\nThreads:") or 1),
         switches=sum(map(int, ways)) if all(ways) else -1,
     )
+
+
+def parse_uids(status: bytes) -> tuple[int, ...]:
+    """Real, effective, saved and file-system user in the text of /proc/PID/status; empty where they are missing."""
+    return tuple(map(int, _line_of(status, b"\nUid:").split()[:4]))
 
 
 def _line_of(text: bytes, name: bytes) -> bytes:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
+from slurm_watchdog.agent.proc.entry import parse_stat
 from slurm_watchdog.base.mounts import strip_deleted
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.knowledge.syscalls import (
+    COUNTED,
     FAULT_WCHAN,
     FAULTS_IN,
     FD_ARGUMENT,
@@ -15,6 +21,8 @@ from slurm_watchdog.knowledge.syscalls import (
     NOT_STORAGE,
     PAGE_FAULT,
     PATH_ARGUMENT,
+    idle_numbers,
+    name_of,
 )
 from slurm_watchdog.model.observations import Blocked, CallTarget
 
@@ -27,24 +35,35 @@ class SystemCall:
     args: tuple[int, ...]
 
 
+class SeenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one look at a thread shows, which may wait for a filesystem."""
+
+    line: str  # Of /proc/PID/task/TID/syscall.
+    state: str
+    wchan: str | None = None
+    syscall: str | None = None  # Its name, or PAGE_FAULT.
+    path: str | None = None  # The open file that it is about.
+    cpu_ticks: int = 0
+    switches: int = -1
+    calls: int | None = None  # How many reads and writes have come back, where it is one of those.
+
+
 @dataclass
 class BlockedCallHistory:
     """A thread in one call since `first_at`."""
 
-    line: bytes
-    call: SystemCall
-    state: str
-    wchan: str | None
-    syscall: str | None
-    cpu_ticks: int
-    switches: int
-    calls: int | None
+    seen: SeenCall  # The newest look.
     first_at: float
+    seen_at: float
+    first_ticks: int = 0  # CPU time at the first look.
     sightings: int = 1
-    path: str | None = None
     target: CallTarget | None = None  # As the child resolved it, in the process's own namespace.
     guess: CallTarget | None = None  # From the agent's own table of mounts, for as long as the child has not answered.
-    seen_at: float | None = None  # When it was looked at last.
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether it may be held up by a filesystem, as far as its file is known by now."""
+        return is_waiting_for_storage(self.seen, self.target)
 
 
 def parse_syscall(text: bytes) -> SystemCall | None:
@@ -89,36 +108,72 @@ def is_storage(path: str | None) -> bool:
     return path is not None and path.startswith("/") and not path.startswith(NOT_STORAGE)
 
 
-def is_waiting_for_storage(track: BlockedCallHistory) -> bool:
+def is_waiting_for_storage(seen: SeenCall, target: CallTarget | None = None) -> bool:
     """Whether a thread in this call, on this file, may be held up by a filesystem."""
-    if track.state == "D" or track.syscall == PAGE_FAULT:
+    if seen.state == "D" or seen.syscall == PAGE_FAULT:
         return True
-    if track.syscall in NOT_A_FILESYSTEM_WAIT or any(word in (track.wchan or "") for word in HARMLESS_WCHAN):
+    if seen.syscall in NOT_A_FILESYSTEM_WAIT or any(word in (seen.wchan or "") for word in HARMLESS_WCHAN):
         return False
-    if track.syscall in FD_ARGUMENT:
-        return is_storage(track.path)
+    if seen.syscall in FD_ARGUMENT:
+        return is_storage(seen.path)
     # Its path is a string in the process's memory, read in a child: until then nothing is claimed.
-    return track.syscall in PATH_ARGUMENT and (track.target is None or is_storage(track.target.path))
+    return seen.syscall in PATH_ARGUMENT and (target is None or is_storage(target.path))
 
 
-def faults(call: SystemCall, name: str | None, path: str | None, state: str, wchan: str | None) -> bool:
+_MACHINE = os.uname().machine
+
+
+def see_call(
+    read: Callable[[str], bytes], link: Callable[[int], str | None], is_main: bool, machine: str = _MACHINE
+) -> SeenCall | None:
+    """The call of one thread; None where it does not wait for a filesystem. `read` gives the content of a file in the
+    thread's directory of /proc, `link` the name of an open file. Of other threads than the main one those in a call in
+    which threads idle are not looked at any further. Raises OSError, ValueError, IndexError."""
+    line = read("syscall")
+    idle = line.split(b" ", 1)[0] in idle_numbers(machine)
+    call = None if idle and not is_main else parse_syscall(line)
+    if call is None:
+        return None
+    stat = parse_stat(read("stat"))
+    name = name_of(call.number, machine) if call.number >= 0 else None
+    if stat.state not in ("D", "S") or (idle and stat.state != "D"):
+        return None
+    concerns_a_file = name in FD_ARGUMENT or name in PATH_ARGUMENT
+    if stat.state == "S" and call.number >= 0 and (not concerns_a_file or name in NOT_A_FILESYSTEM_WAIT):
+        return None
+    path = link(int32(call.args[FD_ARGUMENT[name]])) if name in FD_ARGUMENT else None
+    if stat.state == "S" and name in FD_ARGUMENT and not is_storage(path):
+        return None
+    where = read("wchan").decode(errors="replace")
+    wchan = where if where not in ("", "0") else None
+    if _faults(call, name, path, stat.state, wchan):
+        name, path = PAGE_FAULT, None
+    elif stat.state == "S" and call.number < 0:
+        return None
+    calls = parse_finished_calls(read("io")) if name in COUNTED else None
+    switches = parse_switches(read("status"))
+    seen = SeenCall(line.decode("latin-1"), stat.state, wchan, name, path, stat.cpu_ticks, switches, calls)
+    return seen if is_waiting_for_storage(seen) else None
+
+
+def _faults(call: SystemCall, name: str | None, path: str | None, state: str, wchan: str | None) -> bool:
     """Whether a thread waits for a page of a mapped file: outside of any call, or in one that is about no file."""
     if not any(word in (wchan or "") for word in FAULT_WCHAN):
         return False
     return call.number < 0 or (state == "D" and name in FAULTS_IN and not is_storage(path))
 
 
-def describe_blocked(thread: int, track: BlockedCallHistory, now: float) -> Blocked:
+def describe_blocked(thread: int, track: BlockedCallHistory) -> Blocked:
     """The value that a report carries."""
     target = track.target if track.target and track.target.mount else track.guess or track.target or CallTarget()
-    path = target.path or track.path
+    path = target.path or track.seen.path
     return picked(
         Blocked,
         target,
         thread_id=thread,
-        seconds=(now if track.seen_at is None else track.seen_at) - track.first_at,
-        state=track.state,
-        wchan=track.wchan,
-        syscall=track.syscall,
+        seconds=track.seen_at - track.first_at,
+        state=track.seen.state,
+        wchan=track.seen.wchan,
+        syscall=track.seen.syscall,
         path=strip_deleted(path) if path else None,
     )

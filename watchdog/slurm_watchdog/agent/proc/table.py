@@ -31,12 +31,14 @@ from slurm_watchdog.agent.proc.entry import (
 )
 from slurm_watchdog.agent.proc.files import _reads_own_namespace, is_the_kernels, owner_of, read_file
 from slurm_watchdog.base.fair_share import fair_share
-from slurm_watchdog.model.observations import BY_SLURM
+from slurm_watchdog.model.observations import BY_SLURM, Role
 
 STRANGERS_AT_ONCE = 8
 """Processes of no job that are looked at again in one tick: is it still the one that had this pid, and still called the
 same? Kernel threads never: one that is gone is missed when /proc is listed."""
 CROWD_AT_ONCE = 512  # Members of a crowd looked at in one tick: 5 ms; a turn of 55,000 takes nine minutes.
+HELPER_TICKS = 3  # Between two looks at a helper of a job that does not hang.
+CROWD_TICKS = 6  # In so many ticks all of a smaller crowd are looked at.
 YOUNG_TICKS = 4  # So long a new process is looked at in every tick: it may be about to become something else by exec.
 LIST_AT_LEAST_EVERY = 6  # Ticks after which /proc is listed although the kernel says that no process was started.
 NEW_AT_ONCE = 256
@@ -67,6 +69,7 @@ class ProcessTable:
     _owners: dict[int, int] = field(default_factory=dict)  # Pid -> user, of those that wait.
     _strangers: list[int] = field(default_factory=list)
     _crowd: list[int] = field(default_factory=list)
+    _crowd_at_once: int = 0
     _seen_here: dict[int, float] = field(default_factory=dict)  # User -> when a process of his ended last.
     _places: int = 0
     _last_pid: int = 0
@@ -81,13 +84,12 @@ class ProcessTable:
         self.tick += 1
         if self._may_be_new():
             self._list(now)
-        due = [
-            pid
-            for pid, entry in self.entries.items()
-            if (not entry.crowd if entry.member else entry.ticks < YOUNG_TICKS)
-        ]
+        due = [pid for pid, entry in self.entries.items() if self._is_due(pid, entry)]
         strangers = self._next(self._strangers, STRANGERS_AT_ONCE, _is_stranger)
-        crowd = self._next(self._crowd, CROWD_AT_ONCE, operator.attrgetter("crowd"))
+        if not self._crowd:
+            crowd_size = sum(entry.crowd for entry in self.entries.values())
+            self._crowd_at_once = min(CROWD_AT_ONCE, -(-crowd_size // CROWD_TICKS))
+        crowd = self._next(self._crowd, self._crowd_at_once, operator.attrgetter("crowd"))
         for pid in [*due, *strangers, *crowd]:
             entry = self.entries.get(pid)
             if entry is None:
@@ -102,6 +104,12 @@ class ProcessTable:
                 self._meet(pid, now)
             else:
                 self._see(entry, status, now, max_names)
+
+    def _is_due(self, pid: int, entry: Entry) -> bool:
+        if entry.member is None or entry.crowd or entry.ticks < YOUNG_TICKS:
+            return not entry.crowd and entry.ticks < YOUNG_TICKS
+        sleeps = entry.member.role is Role.HELPER and entry.stat.state not in HANGS
+        return not sleeps or (pid + self.tick) % HELPER_TICKS == 0
 
     def read_of(self, entry: Entry, name: str) -> bytes:
         """`status`, `schedstat` or `cgroup` of a process. Raises OSError once it has ended."""
@@ -268,7 +276,9 @@ class ProcessTable:
         if old.state != status.state or entry.seen_switches != status.switches:
             entry.state_since = now
         entry.seen_switches = status.switches
-        entry.stat = replace(old, comm=status.comm, state=status.state, ppid=status.ppid, threads=status.threads)
+        seen = (status.comm, status.state, status.ppid, status.threads)
+        if seen != (old.comm, old.state, old.ppid, old.threads):
+            entry.stat = Stat(*seen[:3], old.flags, old.cpu_ticks, old.start_ticks, status.threads)
         entry.ticks += 1
 
 

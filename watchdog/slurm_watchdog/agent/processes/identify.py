@@ -10,7 +10,6 @@ import os
 import pwd
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 
 from msgspec.structs import replace
 
@@ -20,7 +19,6 @@ from slurm_watchdog.agent.children.requests import (
     BlockedCall,
     IdentifyProcesses,
     ListMounts,
-    ListOpenLogs,
     NameUsers,
     ReadTitles,
     ResolveCalls,
@@ -97,8 +95,6 @@ def _first_of_each(data: bytes, is_wanted: Callable[[str], bool], most: int) -> 
 STEPD = "slurmstepd"
 MAX_ENVIRON = 1 << 20
 MAX_COMMAND_LINE = 1 << 18
-MAX_FDS = 4096
-LOG_SUFFIXES = (".log", ".out", ".txt", ".jsonl", ".err")
 MAX_PATH = 4096  # linux/limits.h
 
 
@@ -251,47 +247,6 @@ def _read_path(task: str, pointer: int) -> str:
 def list_mounts(request: ListMounts, state: WorkerState) -> list[Mount]:
     """The agent's own mounts."""
     return list(read_mounts())
-
-
-def list_open_logs(request: ListOpenLogs, state: WorkerState) -> dict[str, list[str]]:
-    """Names of open files that look like logs, by job. Descriptors 1 and 2 count whatever their name; of a `thorough`
-    process also files open for appending, and those open for writing with one of LOG_SUFFIXES. Nothing is opened or
-    looked up: the names come from the links in /proc."""
-    found: dict[str, list[str]] = {}
-    for index, (job_id, pid, thorough) in enumerate(request.processes):
-        state.note(index)
-        paths = found.setdefault(job_id, [])
-        with suppress(OSError):  # it ended, or may not be looked into
-            check_process(pid, state.own)
-            with opened(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY) as directory:
-                for fd in os.listdir(directory)[:MAX_FDS] if thorough else ("1", "2"):
-                    path = _log_path(pid, directory, fd)
-                    if path and path not in paths:
-                        paths.append(path)
-    return found
-
-
-def _log_path(pid: int, directory: int, fd: str) -> str | None:
-    """`directory` is an open /proc/PID/fd: walking the whole path for each of hundreds would double the cost."""
-    try:
-        path = os.readlink(fd, dir_fd=directory)
-        if not path.startswith("/") or path.startswith(NOT_STORAGE) or path.endswith(" (deleted)"):
-            return None
-        flags = parse_fd_flags(_read(f"/proc/{pid}/fdinfo/{fd}", 4096))
-    except OSError:
-        return None
-    if not flags & (os.O_WRONLY | os.O_RDWR):
-        return None
-    wanted = fd in ("1", "2") or flags & os.O_APPEND or path.endswith(LOG_SUFFIXES)
-    return path if wanted else None
-
-
-def parse_fd_flags(text: bytes) -> int:
-    """The flags that a file was opened with, from /proc/PID/fdinfo/FD (octal there); 0 where they are missing."""
-    for line in text.splitlines():
-        if line.startswith(b"flags:"):
-            return int(line.split()[1], 8)
-    return 0
 
 
 def _read(path: str, limit: int) -> bytes:

@@ -17,10 +17,9 @@ from slurm_watchdog.agent.children.child import GIVEN_UP
 from slurm_watchdog.agent.children.children import Answer
 from slurm_watchdog.agent.children.requests import BlockedCall, IdentifyProcesses, ReadTitles, ResolveCalls
 from slurm_watchdog.agent.proc.entry import Entry, ProcessFacts, parse_stepd
-from slurm_watchdog.agent.proc.system_call import BlockedCallHistory
+from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, parse_syscall
 from slurm_watchdog.agent.proc.table import NEW_AT_ONCE, ProcessTable
 from slurm_watchdog.agent.processes.user_looks import APART, UserLooks
-from slurm_watchdog.knowledge.syscalls import PAGE_FAULT
 
 STEPD = "slurmstepd"
 MAX_AT_ONCE = 256  # Of one user, in a tick.
@@ -38,7 +37,7 @@ class Identities(msgspec.Struct):
     waiting: Counter[int] = msgspec.field(default_factory=Counter)
     """How many processes of each user were not asked about in the last tick."""
     _now: float = 0.0  # Of the last `ask`.
-    _resolving: set[tuple[ThreadKey, bytes]] = set()
+    _resolving: set[tuple[ThreadKey, str]] = set()
 
     @property
     def table(self) -> ProcessTable:
@@ -110,7 +109,7 @@ class Identities(msgspec.Struct):
         self.table.leave_crowd(entry)
         if entry.known.start_ticks == 0 and found.start_ticks is not None:
             entry.known = replace(entry.known, start_ticks=found.start_ticks)
-            entry.stat = replace(entry.stat, start_ticks=found.start_ticks)
+            entry.stat = msgspec.structs.replace(entry.stat, start_ticks=found.start_ticks)
         facts = merge_identity(entry.known, found)
         if facts is not entry.known:
             entry.known, self.table.changed = facts, True
@@ -135,14 +134,14 @@ class Identities(msgspec.Struct):
         """Asks for the file and mount of each blocked call that has none yet; returns the numbers of the requests."""
         wanted: dict[int, list[tuple[ThreadKey, BlockedCallHistory]]] = {}
         for key, track in tracks.items():
-            resolvable = track.target is None and (track.call.number >= 0 or track.syscall == PAGE_FAULT)
-            if resolvable and (key, track.line) not in self._resolving and self.looks.may_ask(key[0]):
+            resolvable = track.target is None and track.seen.syscall is not None
+            if resolvable and (key, track.seen.line) not in self._resolving and self.looks.may_ask(key[0]):
                 wanted.setdefault(self.looks.uid_of(key[0]), []).append((key, track))
         requests = []
         for uid, mine in wanted.items():
             mine = mine[:MAX_AT_ONCE]
-            calls = [BlockedCall(key[0], key[2], track.syscall, list(track.call.args)) for key, track in mine]
-            asked = [(key, track.line) for key, track in mine]
+            calls = [_as_blocked_call(key, track) for key, track in mine]
+            asked = [(key, track.seen.line) for key, track in mine]
             then = partial(self._apply_calls, tracks, asked)
             # In a child of its own: a path is read from memory whose lock may be held, as a blocked call may have it.
             number = self.looks.ask(uid, ResolveCalls(calls), [key[0] for key, _ in mine], deadline_s, now, then, APART)
@@ -152,14 +151,19 @@ class Identities(msgspec.Struct):
         return requests
 
     def _apply_calls(
-        self, tracks: dict[ThreadKey, BlockedCallHistory], asked: Sequence[tuple[ThreadKey, bytes]],
+        self, tracks: dict[ThreadKey, BlockedCallHistory], asked: Sequence[tuple[ThreadKey, str]],
         answer: Answer[list[ResolvedCall]],
     ) -> None:  # fmt: skip
         self._resolving.difference_update(asked)
         for (key, line), found in zip(asked, answer.value or (), strict=False):
             track = tracks.get(key)
-            if track is not None and track.line == line:
+            if track is not None and track.seen.line == line:
                 track.target = found.target
+
+
+def _as_blocked_call(key: ThreadKey, track: BlockedCallHistory) -> BlockedCall:
+    call = parse_syscall(track.seen.line.encode("latin-1"))
+    return BlockedCall(key[0], key[2], track.seen.syscall, list(call.args) if call is not None else [])
 
 
 def merge_identity(known: ProcessFacts, found: IdentifiedProcess) -> ProcessFacts:

@@ -1,4 +1,5 @@
-"""On which filesystems processes have files open or mapped: for a child, which may hang on a process without harm.
+"""Which logs processes have open, and on which filesystems files of theirs are open or mapped: for a child, which may
+hang on a process without harm.
 
 A data set lies where no log and no checkpoint does, and its filesystem fails as well. Nothing is opened or
 looked up: names come from the links in /proc/PID/fd and from /proc/PID/maps (whose descriptors may be closed
@@ -10,31 +11,32 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
+from slurm_watchdog.agent.children.answers import OpenFiles
 from slurm_watchdog.agent.children.become_user import check_process
-from slurm_watchdog.agent.children.requests import ListOpenMounts, ReadSharedMemory, WorkerState
-from slurm_watchdog.agent.proc.files import read_links
+from slurm_watchdog.agent.children.requests import ListOpenFiles, ReadSharedMemory, WorkerState
+from slurm_watchdog.agent.proc.files import MAX_LINKS, read_file
 from slurm_watchdog.agent.proc.system_call import is_storage
 from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.base.mounts import NOT_PROBED, Mount, mount_of, read_mounts, strip_deleted
 from slurm_watchdog.knowledge.syscalls import LOCAL_TYPES, NOT_STORAGE
-from slurm_watchdog.model.observations import CallTarget
+from slurm_watchdog.model.observations import CallTarget, Role
 
 MAX_MAPS = 8 << 20  # Bytes of the table: a trainer has 2,000 to 20,000 lines of a hundred.
 MAX_CANDIDATES = 8
-_LINE = re.compile(r"[0-9a-f]+-[0-9a-f]+ ..(.). [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9]\d* +(/.*)")
+LOG_SUFFIXES = (".log", ".out", ".txt", ".jsonl", ".err")
+_LINE = re.compile(r"^[0-9a-f]+-[0-9a-f]+ ..(.). [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9]\d* +(/.*)$", re.MULTILINE)
 """Permissions and name of a mapping that has an inode; proc(5)."""
 
 
 def parse_maps(text: str) -> dict[str, bool]:
     """The files that are mapped, in the order of the table, and whether any part of each is executable."""
     found: dict[str, bool] = {}
-    for line in text.split("\n"):
-        match = _LINE.fullmatch(line)
-        if match is None or match[2].startswith(NOT_STORAGE):
-            continue
-        path = strip_deleted(match[2].replace("\\012", "\n"))
-        found[path] = found.get(path, False) or match[1] == "x"
+    for executable, name in _LINE.findall(text):
+        if not name.startswith(NOT_STORAGE):
+            path = strip_deleted(name.replace("\\012", "\n"))
+            found[path] = found.get(path, False) or executable == "x"
     return found
 
 
@@ -73,32 +75,64 @@ def _read_maps(task: str) -> dict[str, bool]:
         return parse_maps(file.read(MAX_MAPS))
 
 
-def list_open_mounts(request: ListOpenMounts, state: WorkerState) -> dict[str, list[str]]:
-    """The mount points, in the agent's own table, on which files of processes lie, by job. Filesystems that have no one
-    behind them who could fail (NOT_PROBED), `/` and what an ordinary user serves are left out. A process that ended, or
-    that may not be looked into, adds nothing."""
+def list_open_files(request: ListOpenFiles, state: WorkerState) -> dict[str, OpenFiles]:
+    """What processes have open, or mapped, by job. Logs are what is open for writing as descriptor 1 or 2; of others
+    than workers also for appending, or under a name with one of LOG_SUFFIXES. Mount points, those of others than
+    helpers, are the agent's own: filesystems that have no one behind them who could fail (NOT_PROBED), `/` and what an
+    ordinary user serves are left out. A process that ended, or that may not be looked into, adds nothing."""
     own = read_mounts()
     tables: dict[str, tuple[Mount, ...]] = {_namespace("self"): own}
-    found: dict[str, dict[str, None]] = {}
-    for index, (job_id, pid, mapped) in enumerate(request.processes):
+    logs: dict[str, dict[str, None]] = {}
+    points: dict[str, dict[str, None]] = {}
+    for index, (job_id, pid, role, mapped) in enumerate(request.processes):
         state.note(index)
-        points = found.setdefault(job_id, {})
+        mine, used = logs.setdefault(job_id, {}), points.setdefault(job_id, {})
         try:
             check_process(pid, state.own)
+            with opened(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY) as where:
+                paths = _open_paths(where)
+                named = paths if role is not Role.WORKER else [fd for fd in ("1", "2") if fd in paths]
+                mine |= {paths[fd]: None for fd in named if _is_log(pid, fd, paths[fd])}
+            if role is Role.HELPER:
+                continue
             namespace = _namespace(pid)
             if namespace not in tables:
                 tables[namespace] = read_mounts(pid)
-            paths = open_paths(pid) | (read_mapped(pid) if mapped else {})
+            files = {*map(strip_deleted, paths.values()), *(read_mapped(pid) if mapped else ())}
+            used |= dict.fromkeys(points_of(files, tables[namespace], own))
         except (OSError, ValueError):
             continue
-        points |= dict.fromkeys(points_of(paths, tables[namespace], own))
-    return {job_id: list(points) for job_id, points in found.items()}
+    return {job_id: OpenFiles(tuple(mine), tuple(points[job_id])) for job_id, mine in logs.items()}
 
 
-def open_paths(pid: int) -> dict[str, None]:
-    """Names of the files that a process has open. Raises OSError."""
-    _, targets = read_links(f"/proc/{pid}/fd")
-    return dict.fromkeys(strip_deleted(path) for path in targets if is_storage(path))
+def _open_paths(where: int) -> dict[str, str]:
+    """Of each descriptor the name of its file, where that is storage. `where` is an open /proc/PID/fd: walking the
+    whole path for each of hundreds would double the cost. Nothing is opened or looked up."""
+    found = {}
+    for fd in os.listdir(where)[:MAX_LINKS]:
+        with suppress(OSError):  # it was closed meanwhile
+            if is_storage(path := os.readlink(fd, dir_fd=where)):
+                found[fd] = path
+    return found
+
+
+def _is_log(pid: int, fd: str, path: str) -> bool:
+    if path.endswith(" (deleted)"):
+        return False
+    try:
+        flags = parse_fd_flags(read_file(f"/proc/{pid}/fdinfo/{fd}"))
+    except OSError:
+        return False
+    wanted = fd in ("1", "2") or bool(flags & os.O_APPEND) or path.endswith(LOG_SUFFIXES)
+    return wanted and bool(flags & (os.O_WRONLY | os.O_RDWR))
+
+
+def parse_fd_flags(text: bytes) -> int:
+    """The flags that a file was opened with, from /proc/PID/fdinfo/FD (octal there); 0 where they are missing."""
+    for line in text.splitlines():
+        if line.startswith(b"flags:"):
+            return int(line.split()[1], 8)
+    return 0
 
 
 def points_of(paths: Iterable[str], table: tuple[Mount, ...], own: tuple[Mount, ...]) -> list[str]:

@@ -25,15 +25,14 @@ from slurm_watchdog.agent.proc.system_call import (
     BlockedCallHistory,
     describe_blocked,
     is_storage,
-    parse_io_bytes,
 )
+from slurm_watchdog.agent.proc.table import YOUNG_TICKS
 from slurm_watchdog.agent.processes.identify import mount_target
 from slurm_watchdog.agent.processes.identity_cache import (
     MAX_DIRECTORIES,
     MAX_IDENTIFICATIONS,
     Identities,
 )
-from slurm_watchdog.agent.processes.report_rows import ORDER
 from slurm_watchdog.agent.processes.thread_reads import ThreadReads
 from slurm_watchdog.agent.processes.user_looks import UserLooks
 from slurm_watchdog.base.fair_share import fair_share
@@ -42,15 +41,18 @@ from slurm_watchdog.knowledge.launchers import HEARTBEAT_VARIABLE
 from slurm_watchdog.knowledge.ray_train import WorkerRank
 from slurm_watchdog.knowledge.syscalls import PATH_ARGUMENT
 from slurm_watchdog.model.observations import BY_SLURM, Blocked, Process, Role
+from slurm_watchdog.model.report import LeftOut
 
-# Which members of jobs are looked at in every tick, where there are too many: the others are a crowd, looked at in
-# turn.
-# Of 55,000 processes of one user a report names some dozens (report_rows), and a look at each of them in every tick
-# would cost a seventh of a core. That one of the crowd is there is seen whenever /proc is listed; that it hangs, when
-# its turn comes: then it is watched like a rank.
+# Which members of jobs are looked at in every tick, and named in each report, where there are too many: the others are
+# a crowd, counted, and looked at in turn. Helpers of a job (shells, compilers, the short programs of `xargs -P 128`)
+# say little about a training, and come and go by the thousand; a look at each of 55,000 in every tick would cost a
+# seventh of a core. That one of the crowd is there is seen whenever /proc is listed; that it hangs, when its turn
+# comes: then it is watched like a rank.
 
-HELPERS_OF_JOB = 256  # Of one job on this node, looked at in every tick: four times what a report names.
-WATCHED = 4096  # Of all jobs on this node: twice what a report names.
+HELPERS_OF_JOB = 64  # Of one job on this node, beside those that hang: shells, launchers and `tee` are a dozen.
+WATCHED = 2048  # Of all jobs on this node. About 300 bytes each in a report; the controller takes 4,096 (state.door).
+MAX_LEFT_OUT = 64  # Jobs and users for which it is reported how much was left out.
+ORDER = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
 RECONSIDER_EVERY = 120
 """Ticks, ten minutes, after which the crowd is chosen again, for there may be room again. Who leaves it
 sooner: one that hangs, or changes."""
@@ -84,7 +86,8 @@ def pick_crowd(mine: Iterable[Entry], before: Container[int] = ()) -> set[int]:
 
 NEVER_SWITCHED_TO = frozenset("Dt")  # States without switches: those of a main thread are reported in every tick.
 SETTLE_S = 0.15  # Children have this long for answers that improve the present report; the loop never waits for more.
-OTHERS_EVERY = 3  # Ticks between two looks at the system call of a process that is no rank and not in D.
+OTHERS_EVERY = 3  # Ticks between two looks at the system call of a process that is no rank and not in D,
+OTHERS_AT_ONCE = 12  # and at the CPU time of all that are none; more ticks where more than so many were due in one.
 SWITCHES_EVERY = 12  # Ticks between two looks at the context switches of a rank, and at how long it has run.
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 MAX_UNREAD = 4096  # As many as the controller takes (state.door).
@@ -98,15 +101,14 @@ class ProcessReader:
     looks: UserLooks
     read_mounts: Callable[[], tuple[Mount, ...]] = tuple
     """The agent's own, renewed by a child: where a process's own table does not come in time."""
-    machine: str = os.uname().machine
     ours: frozenset[int] = frozenset()  # The agent and its children, by pid.
+    read_helpers: Callable[[], frozenset[int]] = frozenset  # Children of this process that look at nothing, by pid.
     problem: str | None = None  # What this agent may not see, in a sentence.
     owners: Mapping[str, int] = field(default_factory=dict)  # The jobs that Slurm has here, and whose (JobsHere).
     read_seats: Callable[[], Mapping[str, Mapping[int, WorkerRank]]] = dict
     """Of each job whose log says it: pid, as the job sees it -> rank."""
     crowd: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Members of jobs that the last look left aside, by job and user: too many
-    (slurm_watchdog.agent.processes.reader)."""
+    """Members of jobs that the last look left aside, by job and user: too many."""
     mine: list[Entry] = field(default_factory=list)  # Those that are looked at in every tick.
     _assigned_for: Mapping[str, int] = field(default_factory=dict)
     _seated: Mapping[str, Mapping[int, WorkerRank]] = field(default_factory=dict)
@@ -117,13 +119,11 @@ class ProcessReader:
         self.identities = Identities(self.looks)
         self.reads = ThreadReads(self.looks)
         self._may_look = may_become_others()
-        self.threads = BlockedThreads(
-            self.machine, self.reads.read, read_calls=self.reads.read_calls, file_of=self.reads.file_of
-        )
+        self.threads = BlockedThreads()
 
     def collect(self, now: float, deadline_s: float) -> tuple[Process, ...]:
         """All processes of jobs on this node, as they are now; those that outlived their job, too, under its id."""
-        self.table.ours = self.looks.children.pids()
+        self.table.ours = self.looks.children.pids() | self.read_helpers()
         self.table.look(now, MAX_IDENTIFICATIONS)
         requests = self.identities.ask(now, deadline_s)
         if requests:
@@ -141,12 +141,16 @@ class ProcessReader:
         known = [entry for entry in self.mine if entry.known.start_ticks]  # else a child has not read it yet
         living = [entry for entry in known if entry.has_living_thread]
         mains = [entry for entry in living if self._is_due(entry)]
-        turn = self.threads.take_turn(_with_threads(living))
+        causes = {entry.key for entry in living if entry.stat.state in LASTING_STATES and now > entry.state_since}
+        threads = self.threads.wanted(
+            [(*entry.key, entry.stat.threads) for entry in living], [entry.key for entry in mains], causes
+        )
         self.reads.begin()
-        self.reads.fetch(self._wanted(living, mains, turn))
+        # One request of a user is as dear as many.
+        self.reads.fetch([*self._counters(living), *(("call", pid, thread) for pid, _, thread in threads)])
         for entry in living:
             self._take_counters(entry)
-        self._look_at_threads(living, mains, turn, now)
+        self.threads.take(threads, self.reads.calls, now)
         blocked = self._blocked(now, deadline_s)
         return tuple(describe(entry, blocked.get(entry.key), now) for entry in known)
 
@@ -171,6 +175,12 @@ class ProcessReader:
         self.table.to_identify |= self.table.entries.keys() & set(memory.to_identify)
         self.looks.stuck |= memory.stuck
         self.threads.tracks |= dict(memory.tracks)
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """How many of the crowd there are, of each job and user."""
+        most = self.crowd.most_common(MAX_LEFT_OUT)
+        return tuple(LeftOut(job_id=job, uid=uid, count=count) for (job, uid), count in most)
 
     @property
     def unread(self) -> tuple[int, ...]:
@@ -306,19 +316,13 @@ class ProcessReader:
 
     # -- what they do ------------------------------------------------------------------------------------------
 
-    def _wanted(
-        self, living: list[Entry], mains: list[Entry], turn: list[tuple[Key, list[int]]]
-    ) -> Iterator[ThreadFile]:
-        """All that is read in this tick: one request of a user is as dear as many."""
+    def _counters(self, living: list[Entry]) -> Iterator[ThreadFile]:
         for entry in living:
             pid = entry.known.pid
             if self._reads_io(entry):
                 yield ("io", pid, pid)
-            elif (pid + self.table.tick) % OTHERS_EVERY == 0 or entry.stat.cpu_ticks == 0:
+            elif self._is_turn_of(pid) or entry.ticks < YOUNG_TICKS:
                 yield ("cpu", pid, pid)
-        yield from (("call", entry.known.pid, entry.known.pid) for entry in mains)
-        yield from (("call", pid, thread) for pid, _, thread in self.threads.tracks)
-        yield from (("call", process[0], thread) for process, threads in turn for thread in threads)
 
     def _reads_io(self, entry: Entry) -> bool:
         if entry.member is None or entry.member.role is Role.HELPER:
@@ -328,10 +332,12 @@ class ProcessReader:
 
     def _is_due(self, entry: Entry) -> bool:
         """Whether the main thread is looked at in this tick."""
-        pid, start = entry.key
+        pid = entry.known.pid
         is_rank = entry.member is not None and entry.member.role is Role.RANK
-        due = is_rank or (pid + self.table.tick) % OTHERS_EVERY == 0
-        return due or entry.stat.state == "D" or (pid, start, pid) in self.threads.tracks
+        return is_rank or self._is_turn_of(pid) or entry.stat.state == "D"
+
+    def _is_turn_of(self, pid: int) -> bool:
+        return (pid + self.table.tick) % max(OTHERS_EVERY, len(self.mine) // OTHERS_AT_ONCE) == 0
 
     def _take_counters(self, entry: Entry) -> None:
         """CPU time and I/O, as far as they were read; context switches of ranks now and then."""
@@ -339,9 +345,9 @@ class ProcessReader:
         entry.switches = entry.runnable_s = None
         found = self.reads.counters_of(pid)
         if found is not None and found.cpu_ticks is not None:
-            entry.stat = replace(entry.stat, cpu_ticks=found.cpu_ticks)
-        if found is not None and found.io is not None:
-            entry.io_bytes = parse_io_bytes(found.io.encode("latin-1"))
+            entry.stat = msgspec.structs.replace(entry.stat, cpu_ticks=found.cpu_ticks)
+        if found is not None and found.io_bytes is not None:
+            entry.io_bytes = found.io_bytes
         in_turn = (pid + self.table.tick) % SWITCHES_EVERY == 0
         if member is not None and member.role is Role.RANK and (in_turn or entry.stat.state in NEVER_SWITCHED_TO):
             entry.switches = entry.seen_switches if entry.seen_switches >= 0 else None
@@ -349,29 +355,17 @@ class ProcessReader:
                 with suppress(OSError, ValueError):  # it ended, or this kernel does not count that
                     entry.runnable_s = parse_runnable_s(self.table.read_of(entry, "schedstat"))
 
-    def _look_at_threads(
-        self, living: list[Entry], mains: list[Entry], turn: list[tuple[Key, list[int]]], now: float
-    ) -> None:
-        causes = set()
-        for entry in living:
-            if entry.stat.state in LASTING_STATES and now > entry.state_since:
-                causes.add(entry.key)
-        self.threads.forget({entry.key for entry in living})
-        self.threads.look([(*entry.key, entry.stat.state) for entry in mains], now)
-        self.threads.scan(_with_threads(living), causes, now, turn)
-
     def _blocked(self, now: float, deadline_s: float) -> dict[Key, Blocked]:
-        tracks = self.threads.blocked(now)
-        if tracks:
+        if tracks := self.threads.blocked():
             self._resolve(tracks, now, deadline_s)
         longest: dict[Key, tuple[int, BlockedCallHistory]] = {}
-        for (pid, start, thread), track in (self.threads.blocked(now) if tracks else {}).items():
-            if track.state != "D" and track.syscall in PATH_ARGUMENT and track.target is None:
+        for (pid, start, thread), track in (self.threads.blocked() if tracks else {}).items():
+            if track.seen.state != "D" and track.seen.syscall in PATH_ARGUMENT and track.target is None:
                 continue
             best = longest.get((pid, start))
             if best is None or _rank_of(track) < _rank_of(best[1]):
                 longest[pid, start] = (thread, track)
-        return {key: describe_blocked(thread, track, now) for key, (thread, track) in longest.items()}
+        return {key: describe_blocked(thread, track) for key, (thread, track) in longest.items()}
 
     def _resolve(self, tracks: dict[tuple[int, int, int], BlockedCallHistory], now: float, deadline_s: float) -> None:
         """Path and mount of each blocked call: from the child, and until it has answered from what is known already."""
@@ -379,8 +373,8 @@ class ProcessReader:
         if requests:
             self.looks.children.settle(SETTLE_S, requests)
         for track in tracks.values():
-            if track.guess is None and is_storage(track.path):
-                track.guess = mount_target(track.path or "", self.read_mounts())
+            if track.guess is None and is_storage(track.seen.path):
+                track.guess = mount_target(track.seen.path or "", self.read_mounts())
 
 
 def _with_ancestors(known: dict[int, ProcessFacts], entries: Mapping[int, Entry]) -> dict[int, ProcessFacts]:
@@ -392,11 +386,6 @@ def _with_ancestors(known: dict[int, ProcessFacts], entries: Mapping[int, Entry]
             whole[above.known.pid] = above.known
             above = entries.get(above.known.ppid)
     return whole
-
-
-def _with_threads(entries: list[Entry]) -> list[tuple[int, int, int]]:
-    """Pid, start and number of threads of each, as BlockedThreads takes them."""
-    return [(*entry.key, entry.stat.threads) for entry in entries]
 
 
 def _rank_of(track: BlockedCallHistory) -> tuple[bool, float]:

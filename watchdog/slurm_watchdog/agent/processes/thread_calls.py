@@ -7,24 +7,27 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 
-from slurm_watchdog.agent.children.answers import OpenDevices, ThreadCall, ThreadFacts
+from slurm_watchdog.agent.children.answers import SeenThreads, ThreadFacts
 from slurm_watchdog.agent.children.become_user import check_process
 from slurm_watchdog.agent.children.requests import ReadThreads, WorkerState
 from slurm_watchdog.agent.proc.entry import parse_stat
 from slurm_watchdog.agent.proc.files import links_of, read_file
-from slurm_watchdog.agent.proc.system_call import int32, parse_syscall
-from slurm_watchdog.knowledge.syscalls import FD_ARGUMENT, idle_numbers, name_of
+from slurm_watchdog.agent.proc.system_call import SeenCall, parse_io_bytes, see_call
 
 DEVICES = "/dev/"
-_MACHINE = os.uname().machine
-_IDLE = idle_numbers(_MACHINE)
 
 
-def read_threads(request: ReadThreads, state: WorkerState) -> list[ThreadFacts | None]:
-    """What is wanted of each thread, None where it has ended or may not be looked at."""
+def read_threads(request: ReadThreads, state: WorkerState) -> SeenThreads:
+    """What is wanted of each thread, as far as there is anything: where it has ended, may not be looked at, or is in no
+    call that matters, there is not."""
+    looked, found = 0, []
     with ExitStack() as stack:
         places: dict[int, int] = {}
-        return [_read(what, pid, thread, places, stack, state) for what, pid, thread in state.each(request.files)]
+        for what, pid, thread in state.each(request.files):
+            if (facts := _read(what, pid, thread, places, stack, state)) is not None:
+                found.append((looked, facts))
+            looked += 1
+    return SeenThreads(looked, found)
 
 
 def _read(
@@ -36,36 +39,22 @@ def _read(
             places[pid] = os.open(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, places[pid])
         if what == "call":
-            return ThreadFacts(call=_call(pid, thread, places[pid]))
-        if what in ("io", "cpu"):
-            ticks = parse_stat(read_file("../stat", places[pid])).cpu_ticks
-            return ThreadFacts(io=_text("../io", places[pid]) if what == "io" else None, cpu_ticks=ticks)
-        count, names = links_of(pid, thread)
-        devices = sorted({name for name in names if name.startswith(DEVICES)})
-        return ThreadFacts(devices=OpenDevices(count, tuple(devices)))
+            call = _see(thread, pid == thread, places[pid])
+            return None if call is None else ThreadFacts(call=call)
+        if what == "devices":
+            names = set(links_of(pid, thread)[1])
+            return ThreadFacts(devices=tuple(sorted(name for name in names if name.startswith(DEVICES))))
+        ticks = parse_stat(read_file("../stat", places[pid])).cpu_ticks
+        return ThreadFacts(ticks, parse_io_bytes(read_file("../io", places[pid])) if what == "io" else None)
     except (OSError, ValueError, IndexError):
         return None
 
 
-def _text(path: str, where: int) -> str:
-    return read_file(path, where).decode("latin-1")
-
-
-def _call(pid: int, thread: int, where: int) -> ThreadCall:
-    line = _text(f"{thread}/syscall", where)
-    idle = line.split(" ", 1)[0].encode() in _IDLE
-    if idle and pid != thread:
-        return ThreadCall(line)  # most threads, most of the time
-    stat = _text(f"{thread}/stat", where)
-    call = parse_syscall(line.encode("latin-1"))
-    if call is None or (idle and parse_stat(stat.encode("latin-1")).state != "D"):
-        return ThreadCall(line)
-    name = name_of(call.number, _MACHINE) if call.number >= 0 else None
-    link = None
-    if name in FD_ARGUMENT:
+def _see(thread: int, is_main: bool, where: int) -> SeenCall | None:
+    def link(number: int) -> str | None:
         try:
-            link = os.readlink(f"{thread}/fd/{int32(call.args[FD_ARGUMENT[name]])}", dir_fd=where)
+            return os.readlink(f"{thread}/fd/{number}", dir_fd=where)
         except OSError:
-            pass  # it was closed meanwhile
-    status, wchan, io = (_text(f"{thread}/{each}", where) for each in ("status", "wchan", "io"))
-    return ThreadCall(line, stat, status, wchan, io, link)
+            return None  # it was closed meanwhile
+
+    return see_call(lambda name: read_file(f"{thread}/{name}", where), link, is_main)

@@ -62,7 +62,7 @@ from slurm_watchdog.knowledge.syscalls import name_of
 from slurm_watchdog.model.actions import Verdict
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.kill_switch import FIELDS, compose_line
-from slurm_watchdog.model.observations import EventKind, Role
+from slurm_watchdog.model.observations import EventKind, Process, Role
 from slurm_watchdog.model.protocol import DumpStacks, JobWatch, WriteKillSwitch
 from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
@@ -496,14 +496,14 @@ def report_of_rows(stage: Stage) -> bool:
 def report_of_one_text(stage: Stage) -> bool:
     """A name of four megabytes: within the size of a report, and kept with each row."""
     plain = filled(inspect.type_info(Report))
-    plain["processes"][0]["comm"] = "x" * (4 << 20)
+    plain["processes"][0][Process.__struct_fields__.index("comm")] = "x" * (4 << 20)
     return len(codec.decode_report(msgspec.msgpack.encode(plain)).processes[0].comm) > 100_000
 
 
 def number_that_is_none(stage: Stage) -> bool:
     """What is not a number: every comparison with it is false."""
     plain = filled(inspect.type_info(Report))
-    plain["processes"][0]["cpu_s"] = float("nan")
+    plain["processes"][0][Process.__struct_fields__.index("cpu_s")] = float("nan")
     with suppress(codec.WireError):
         codec.decode_report(msgspec.msgpack.encode(plain))
         return True

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-import msgspec
-
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.report import Report
+from tests.builders.report_json import report_of
 from tests.rig.cluster import Cluster
 from tests.rig.stack import Watchdog
 
@@ -28,7 +27,7 @@ class ReportingWatchdog(Watchdog):
         return self.directory / f"reports-{node}.jsonl"
 
     def last(self, node: str) -> Report:
-        return msgspec.json.decode(self._reports(node).read_bytes().split(b"\n")[:-1][-1], type=Report)
+        return report_of(self._reports(node).read_bytes().split(b"\n")[:-1][-1])
 
     def both(self, job: str, condition: Callable[[Report, list[Process]], object], what: str) -> dict[str, Report]:
         """A report of each node that is as it should be, as to the report and the job's ranks in it."""

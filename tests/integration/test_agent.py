@@ -28,6 +28,7 @@ from slurm_watchdog.model.protocol import (
     WriteKillSwitch,
 )
 from slurm_watchdog.model.report import Report
+from tests.builders.report_json import report_of
 from tests.rig.cluster import Cluster
 from tests.rig.filesystems import set_frozen
 
@@ -244,6 +245,8 @@ def test_an_error_is_the_mounts_answer_and_another_mount_is_no_answer(job: Job, 
         ProbeMount(id="a", mount=str(filesystem), directory=str(filesystem / "closed"), uid=USER),
         ProbeMount(id="b", mount=str(filesystem) + "x", directory="/nowhere", uid=USER),
     )
+    job.rank(0, "sleep", "100")  # as a user without a process here nothing is looked at
+    job.until(lambda report: bool(report.processes))
     job.agent.commands.accept(commands, clock.monotonic())
     results: dict[str, CommandResult] = {}
     while len(results) < 2:
@@ -424,4 +427,4 @@ def look(cluster: Cluster, node: str) -> Report:
         "sys.exit(run_agent(config, once=True, as_json=True))"
     )
     done = cluster.node_run(node, [sys.executable, "-c", program, node], timeout_s=30, cwd=CHECKOUT)
-    return msgspec.json.decode(done.stdout.encode(), type=Report)
+    return report_of(done.stdout)

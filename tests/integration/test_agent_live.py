@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -32,6 +31,7 @@ from tests.agent_tree import (
     tree_of,
     until,
 )
+from tests.builders.report_json import report_of
 from tests.builders.thorough import first
 from tests.integration.gpu_devices import DEVICES
 from tests.rig.cluster import Cluster
@@ -95,7 +95,7 @@ class Live(Watchdog):
     def reports(self, node: str) -> list[Report]:
         """All that the agents of this node have seen, oldest first."""
         lines = self._reports(node).read_bytes().split(b"\n")[:-1]
-        return [msgspec.json.decode(line, type=Report) for line in lines]
+        return [report_of(line) for line in lines]
 
     def last(self, node: str) -> Report:
         return self.reports(node)[-1]
@@ -489,7 +489,7 @@ def test_once_prints_a_full_report_and_leaves_no_trace(cluster: Cluster, live: C
     files = {str(path) for place in (watchdog.directory, Path("/var/lib")) for path in place.rglob("*")}
     done = once(watchdog, "n1", "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    report = msgspec.json.decode(done.stdout, type=Report)
+    report = report_of(done.stdout)
     assert [p.rank for p in ranks(report, job)] == [0, 1]
     assert report.events
     assert report.logs[0].offset
@@ -544,7 +544,7 @@ def test_once_without_root_says_what_it_may_not_see_and_claims_nothing(
         pytest.skip("this interpreter lies where only root may look")
     done = once(watchdog, "n1", "--json", wrapper=nobody)
     assert done.returncode == 0, done.stderr
-    report = msgspec.json.decode(done.stdout, type=Report)
+    report = report_of(done.stdout)
     assert {p.job_id for p in report.processes} == {job}, "Slurm's daemon names the job to everybody"
     assert ranks(report, job) == [], "whose ranks they are stands in their environment"
     problems = " ".join(report.problems)

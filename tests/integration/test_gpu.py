@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from slurm_watchdog.agent.gpu import nvml
@@ -22,6 +21,7 @@ from slurm_watchdog.agent.metrics import FILE
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import Gpu
 from slurm_watchdog.model.report import Report
+from tests.builders.report_json import report_of
 from tests.integration.gpu_node import SHORT_DEADLINE_S, Node, read
 from tests.rig.standin_nvml import standin
 from tests.rig.standin_nvml.standin import GPU_IS_LOST, NOT_SUPPORTED, TWO, UNKNOWN, Scenario
@@ -248,7 +248,7 @@ class Watcher:
     def report(self) -> Report:
         assert self.process.stdout is not None
         assert select.select([self.process.stdout], [], [], 20)[0], "the agent's ticks have stopped"
-        report = msgspec.json.decode(self.process.stdout.readline(), type=Report)
+        report = report_of(self.process.stdout.readline())
         assert report.sequence == self.sequence + 1
         self.sequence = report.sequence
         return report

@@ -22,6 +22,7 @@ def five_nodes(cluster_possible: None) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.exclusive
 def test_a_slow_disk_and_a_slow_link_are_named_and_no_healthy_node(five_nodes: Cluster) -> None:
     tested = TestedNodes(five_nodes)
     short = tested.quick("--only", "disk,network", "--seconds", "0.2")

@@ -12,10 +12,9 @@ import sys
 import textwrap
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from slurm_watchdog.model.report import Report
+from tests.builders.report_json import report_of
 
 AGENT = """
 import sys
@@ -23,15 +22,14 @@ from slurm_watchdog.cli.main import main
 main(["agent", "--once", "--json", "--config", sys.argv[1]])
 """
 SURFACES = """
-import msgspec
 import sys
 from slurm_watchdog.agent.metrics import AgentMetrics
 from slurm_watchdog.agent.service import show_report
 from slurm_watchdog.base.loop import Isolated
-from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import decode_report, encode_report
+from tests.builders.report_json import report_of
 from tools.docs.__main__ import PAGES
-report = msgspec.json.decode(sys.stdin.buffer.read(), type=Report)
+report = report_of(sys.stdin.buffer.read())
 assert decode_report(encode_report(report)) == report
 metrics = AgentMetrics()
 metrics.update(report, Isolated(seconds={"load": 0.001}), 0)
@@ -99,6 +97,4 @@ def test_recipe_of_a_collector_followed_gives_it_in_report_wire_tables_metrics_a
     assert 'slurm_watchdog_collector_success{collector="load"} 1\n' in shown
     assert "| `load` | how many threads run or wait for a CPU | `/proc/loadavg` |" in shown
     run(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/unit/agent/test_load.py")
-    assert msgspec.json.decode(said, type=Report).node == "n1", (
-        "a controller of before takes the report, without the section"
-    )
+    assert report_of(said).node == "n1", "a controller of before takes the report, without the section"

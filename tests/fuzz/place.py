@@ -90,7 +90,6 @@ class Place:
             identity=OwnUser(0, ""),
             address_of=None,
             accept=self.controller.accept,
-            accept_numbers=self.controller.accept_numbers,
             hold=self.controller.hold,
             metrics=self.metrics,
             healthy=self.controller.healthy,

@@ -303,7 +303,6 @@ async def open_doors(
         identity=identity,
         address_of=state.address_of if config.security.check_node_address and not own else None,
         accept=controller.accept,
-        accept_numbers=controller.accept_numbers,
         hold=controller.hold,
         metrics=controller.metrics,
         healthy=controller.healthy,

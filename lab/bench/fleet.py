@@ -297,7 +297,7 @@ class Fleet:
         self.tally.taken += 1
         self.known.add(agent.index)
         _, _, agent.answered_round = agent.waiting.popleft()
-        closely = decode_reply(body).closely
+        closely = decode_reply(body).closely if body else None
         agent.closely = agent.closely if closely is None else closely
         if agent.waiting:
             self._send(agent)

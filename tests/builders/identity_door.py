@@ -33,7 +33,7 @@ class Port:
         options = {"identity": OwnUser(0, ""), "address_of": None, **options}
         self.healthy = True, "well"
         self.door = ReportEndpoint(
-            accept=self.accept, hold=self.hold, metrics=self.metrics, healthy=lambda: self.healthy, **options
+            take=self._take, hold=self.hold, metrics=self.metrics, healthy=lambda: self.healthy, **options
         )
         self.server: wire.Port = self.door.server()
         self.server.only_uid = None  # these clients come by TCP; whose socket it is: test_unix.py
@@ -42,6 +42,10 @@ class Port:
     def accept(self, report: Report) -> Reply:
         self.reports.append(report)
         return self.take(report)
+
+    def _take(self, report: Report, before: object) -> tuple[object, Reply | None]:
+        reply = self.accept(report)
+        return reply, None if reply == before and not reply.commands else reply
 
     def hold(self, node: str, agent: tuple[str, str], said: State, before: object) -> tuple[object, Reply]:
         return None, self.accept(said.report(node, agent))

@@ -89,7 +89,7 @@ class Place:
         self.door = ReportEndpoint(
             identity=OwnUser(0, ""),
             address_of=None,
-            accept=self.controller.accept,
+            take=self.controller.take,
             hold=self.controller.hold,
             metrics=self.metrics,
             healthy=self.controller.healthy,

@@ -183,7 +183,9 @@ class Sender:
             self._orders.append(parse_reply(body))
         elif kind in (frames.TAKEN, frames.NEWS):
             self.heard_at = now
-            if body != self._last[0] or self._last[1].commands:
+            if not body:
+                self._last = self._last[0], replace(self._last[1], commands=())
+            elif body != self._last[0] or self._last[1].commands:
                 self._last = body, parse_reply(body)
             self._replies.append(self._last[1])
             if kind == frames.TAKEN and self._flying is not None:

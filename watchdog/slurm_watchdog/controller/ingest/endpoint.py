@@ -150,7 +150,7 @@ class ReportEndpoint:
         *,
         identity: Identity,
         address_of: Callable[[str], str | None] | None,
-        accept: Callable[[Report], Reply],
+        take: Callable[[Report, object], tuple[object, Reply | None]],
         hold: Callable[[str, tuple[str, str], State, object], tuple[object, Reply | None]],
         metrics: ControllerMetrics,
         healthy: Callable[[], tuple[bool, str]],
@@ -168,7 +168,7 @@ class ReportEndpoint:
         on, as soon as they are asked. `record` gets each frame that is taken, its kind before its content."""
         self._is_active = is_active
         self._address_of = address_of
-        self._accept, self._hold = accept, hold
+        self._take, self._hold = take, hold
         self._metrics = metrics
         self._healthy = healthy
         self._identity = identity
@@ -318,17 +318,15 @@ class ReportEndpoint:
         reply: Reply | None
         if isinstance(report, State):
             stream.basis, reply = self._hold(node, stream.agent, report, stream.basis)
-            if reply is None:
-                return
         else:
             stream.interval_s, stream.is_heard = report.interval_s, True
             stream.agent = report.boot_id, report.agent_id
             self._record(REPORT + body)
-            reply = self._accept(report)
-        said = encode_reply(reply)
-        if kind == REPORT or reply.commands or said != stream.said:
+            stream.basis, reply = self._take(report, stream.basis)
+        said = b"" if reply is None else encode_reply(reply)
+        if kind == REPORT or (reply is not None and (reply.commands or said != stream.said)):
             stream.send(TAKEN if kind == REPORT else NEWS, said)
-            stream.said = said
+            stream.said = said or stream.said
 
     async def _check_node(self, stream: Stream) -> None:
         """Raises FrameError unless it comes from the node's address."""

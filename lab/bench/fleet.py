@@ -30,16 +30,15 @@ import msgspec
 
 from lab.bench import fleet_munge, fleet_tls
 from lab.bench.fleet_reports import WHOLE_EVERY, Shape, events_of, fault_of, logs_of, report_of, small_of
-from slurm_watchdog.agent.delivery.sender import ASK_S, backoff_s
+from slurm_watchdog.agent.delivery.sender import backoff_s
 from slurm_watchdog.model.observations import NodeEvent
-from slurm_watchdog.model.report import Report, is_repeated, is_state
+from slurm_watchdog.model.report import Report, is_state
 from slurm_watchdog.wire.codec import decode_reply, encode_report, encode_state, with_age
 from slurm_watchdog.wire.frames import (
     BYE,
     HELLO,
     MAX_BYTES,
     NEWS,
-    NUMBERS,
     OPENED,
     ORDERS,
     PROOF,
@@ -86,8 +85,6 @@ class Agent:
     waiting: deque[tuple[int, float, int]] = field(default_factory=deque)
     """(sequence, made at, round) of reports that are not taken yet, the first of them on its way."""
     sent_at: float = 0.0
-    answered_at: float | None = None
-    """When a report was taken last on this stream."""
     in_flight: bool = False
     failures: int = 0
     turns: int = 0
@@ -202,7 +199,6 @@ class Fleet:
     def _lose(self, agent: Agent, why: str) -> None:
         """The connection is gone: again after a pause, as the real sender pauses."""
         assert agent.sock is not None
-        agent.answered_at = None
         self.tally.errors += 1
         self.tally.last_problem = why
         fd = agent.sock.fileno()
@@ -300,9 +296,8 @@ class Fleet:
         self.tally.trips_s.append(time.monotonic() - agent.sent_at)
         self.tally.taken += 1
         self.known.add(agent.index)
-        agent.answered_at = time.monotonic()
         _, _, agent.answered_round = agent.waiting.popleft()
-        closely = decode_reply(body).closely
+        closely = decode_reply(body).closely if body else None
         agent.closely = agent.closely if closely is None else closely
         if agent.waiting:
             self._send(agent)
@@ -313,15 +308,13 @@ class Fleet:
         sequence, made_at, number = agent.waiting[0]
         now = time.monotonic()
         report = self._report(agent, sequence, number)
-        body = encode_state(report) if is_state(report) else encode_report(report)
-        is_answered = agent.answered_at is not None and now - agent.answered_at < ASK_S and is_repeated(report)
-        kind = STATE if is_state(report) else NUMBERS if is_answered else REPORT
+        body, kind = (encode_state(report), STATE) if is_state(report) else (encode_report(report), REPORT)
         if now - made_at > 0.05:
             body = with_age(body, now - made_at)
         agent.in_flight, agent.sent_at = kind == REPORT, now
         self.tally.sent += 1
         self.tally.bytes_out += len(body)
-        if kind != REPORT:
+        if kind == STATE:
             agent.waiting.popleft()
         self._write(agent, kind, body)
         if agent.waiting and not agent.in_flight and agent.sock is not None:

@@ -173,8 +173,7 @@ async def _serve(mode: str, place: Path) -> None:
     )
     door = ReportEndpoint(
         address_of=None,
-        accept=lambda report: Reply(controller_id="c"),
-        accept_numbers=lambda report, before: (None, None),
+        take=lambda report, before: (None, Reply(controller_id="c")),
         hold=lambda node, agent, said, before: (None, None),
         metrics=ControllerMetrics(),
         healthy=lambda: (True, ""),

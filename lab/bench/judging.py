@@ -98,7 +98,8 @@ class Bench:
 
     def _take(self, report: Report, said: Report | State) -> Reply | None:
         if isinstance(said, Report):
-            return self.controller.accept(said)
+            self.bases[report.node], reply = self.controller.take(said, self.bases.get(report.node))
+            return reply
         agent = report.boot_id, report.agent_id
         self.bases[report.node], reply = self.controller.hold(report.node, agent, said, self.bases.get(report.node))
         return reply

@@ -29,14 +29,12 @@ class Port:
         self.take = take
         self.metrics = ControllerMetrics()
         self.reports: list[Report] = []
-        self.numbers: list[int] = []  # Of those that wait for no answer.
         self.loop = options.pop("loop", None) or asyncio.new_event_loop()
         options = {"identity": OwnUser(0, ""), "address_of": None, **options}
         self.healthy = True, "well"
         self.door = ReportEndpoint(
-            accept=self.accept, accept_numbers=self.accept_numbers, hold=self.hold, metrics=self.metrics,
-            healthy=lambda: self.healthy, **options,
-        )  # fmt: skip
+            take=self._take, hold=self.hold, metrics=self.metrics, healthy=lambda: self.healthy, **options
+        )
         self.server: wire.Port = self.door.server()
         self.server.only_uid = None  # these clients come by TCP; whose socket it is: test_unix.py
         self.number = 0
@@ -45,9 +43,9 @@ class Port:
         self.reports.append(report)
         return self.take(report)
 
-    def accept_numbers(self, report: Report, before: object) -> tuple[object, Reply]:
-        self.numbers.append(report.sequence)
-        return None, self.accept(report)
+    def _take(self, report: Report, before: object) -> tuple[object, Reply | None]:
+        reply = self.accept(report)
+        return reply, None if reply == before and not reply.commands else reply
 
     def hold(self, node: str, agent: tuple[str, str], said: State, before: object) -> tuple[object, Reply]:
         return None, self.accept(said.report(node, agent))

@@ -122,13 +122,12 @@ class DrivenSender:
 
 @contextmanager
 def sending(
-    *places: Controller, spool: Spool | None = None, answer_s: float = ANSWER_S,
-    now: Callable[[], float] = clock.monotonic,
-) -> Iterator[tuple[DrivenSender, Counter[str]]]:  # fmt: skip
+    *places: Controller, spool: Spool | None = None, answer_s: float = ANSWER_S
+) -> Iterator[tuple[DrivenSender, Counter[str]]]:
     """A sender to the controllers, and what it has counted."""
     counts: Counter[str] = Counter()
     link = link_to(places, answer_s)
-    sender = DrivenSender(Spool() if spool is None else spool, link, lambda each: counts.update([each]), now)
+    sender = DrivenSender(Spool() if spool is None else spool, link, lambda each: counts.update([each]))
     sender.start()
     try:
         yield sender, counts

@@ -89,8 +89,7 @@ class Place:
         self.door = ReportEndpoint(
             identity=OwnUser(0, ""),
             address_of=None,
-            accept=self.controller.accept,
-            accept_numbers=self.controller.accept_numbers,
+            take=self.controller.take,
             hold=self.controller.hold,
             metrics=self.metrics,
             healthy=self.controller.healthy,

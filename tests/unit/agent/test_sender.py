@@ -16,7 +16,7 @@ from msgspec import inspect
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.courier.streams import AuthenticationFailed, Controller, TcpController, TlsController
-from slurm_watchdog.agent.delivery.sender import ASK_S, backoff_s, encode
+from slurm_watchdog.agent.delivery.sender import backoff_s, encode
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.identity.secret_files import TlsFiles
@@ -32,7 +32,6 @@ from slurm_watchdog.wire.frames import (
     OPENED,
     ORDERS,
     REPORT,
-    STATE,
     TAKEN,
     WELCOME,
     Inbox,
@@ -47,12 +46,7 @@ ASKED = DumpStacks(id="c1", job_id="4", restarts=0)
 
 
 def report(sequence: int) -> Report:
-    """One with something that happened: it is kept until it was taken."""
-    return Report(node="n1", boot_id="b", agent_id="a", sequence=sequence, events_dropped=1)
-
-
-def quiet(sequence: int) -> Report:
-    return replace(report(sequence), events_dropped=0)
+    return Report(node="n1", boot_id="b", agent_id="a", sequence=sequence)
 
 
 def test_a_spool_keeps_the_newest_within_its_bytes() -> None:
@@ -128,18 +122,18 @@ def test_a_report_that_says_that_all_is_as_before_waits_for_no_answer_and_its_ne
         assert sender.replies() == said
         said[0] = Reply(controller_id="c")
         for sequence in (2, 3):
-            sender.put(replace(quiet(sequence), same_as=1))
+            sender.put(replace(report(sequence), same_as=1))
         until(lambda: sequences(port) == [1, 2, 3])
         until(lambda: sender.spool_bytes == 0)
         assert set(sender.replies()) == {Reply(controller_id="c")}, "what it was asked is not asked again"
         said[0] = Reply(controller_id="c", running=("7",))
-        sender.put(replace(quiet(4), same_as=1))
+        sender.put(replace(report(4), same_as=1))
         until(lambda: said[0] in sender.replies())
 
 
 def test_what_one_stream_was_told_does_not_hold_on_the_next() -> None:
     spool = Spool()
-    spool.put(1, encode_state(replace(quiet(1), same_as=7)), time.monotonic(), STATE)
+    spool.put(1, encode_state(replace(report(1), same_as=7)), time.monotonic(), is_state=True)
     with listening(take=lambda report: Reply(controller_id="c")) as port, sending(at(port), spool=spool) as (sender, _):
         sender.put(report(2))
         until(lambda: sequences(port) == [2])
@@ -148,22 +142,10 @@ def test_what_one_stream_was_told_does_not_hold_on_the_next() -> None:
         assert set(said) == {Reply(controller_id="c")}, "no job is taken for one that is not watched any more"
 
 
-def test_numbers_wait_for_no_answer_but_now_and_then_to_prove_that_the_controller_listens() -> None:
-    now = [1000.0]
-    with listening() as port, sending(at(port), now=lambda: now[0]) as (sender, _):
-        for each in (quiet(1), quiet(2), quiet(3), report(4)):
-            sender.put(each)
-            until(lambda: sender.spool_bytes == 0)
-        now[0] += ASK_S
-        sender.put(quiet(5))
-        until(lambda: sequences(port) == [1, 2, 3, 4, 5])
-        assert port.numbers == [2, 3]
-
-
 def test_a_state_follows_its_report_and_says_how_long_it_waited() -> None:
     spool = Spool()
     spool.put(1, encode_report(report(1)), time.monotonic())
-    spool.put(2, encode_state(replace(quiet(2), same_as=1, state=b"a")), time.monotonic() - 30.0, STATE)
+    spool.put(2, encode_state(replace(report(2), same_as=1, state=b"a")), time.monotonic() - 30.0, is_state=True)
     with listening() as port, sending(at(port), spool=spool):
         until(lambda: sequences(port) == [1, 2])
         whole, small = port.reports

@@ -27,7 +27,6 @@ from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.model.protocol import DumpStacks, Reply, WriteKillSwitch
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import WireError, decode_report, decode_state
-from slurm_watchdog.wire.frames import STATE
 from tests.builders.sending import link_to
 
 
@@ -135,7 +134,7 @@ def test_what_fails_between_ticks_does_not_end_the_agent(service: Service, monke
 def _sent(service: Service) -> Report:
     """What was handed to the sender last; of a state what it says."""
     last = service.sender.left()[-1]
-    if last.kind != STATE:
+    if not last.is_state:
         return decode_report(last.body)
     return picked(Report, decode_state(last.body), "sequence", "same_as", "state", node="n1", boot_id="", agent_id="")
 

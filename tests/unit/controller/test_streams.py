@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import struct
 import time
@@ -16,7 +17,8 @@ from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.model.protocol import CommandResult, DumpStacks, Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import decode_reply, encode_reply, encode_report, encode_state
-from slurm_watchdog.wire.frames import HELLO, NEWS, NUMBERS, OPENED, ORDERS, REPORT, STATE, TAKEN, Inbox, hello, pack
+from slurm_watchdog.wire.connection import Connection
+from slurm_watchdog.wire.frames import HELLO, NEWS, OPENED, ORDERS, REPORT, STATE, TAKEN, Inbox, hello, pack
 from slurm_watchdog.wire.stream_server import SILENT_S
 from tests.builders.identity_door import Agent, Port, agent, body_of, listening, lost, until
 
@@ -65,7 +67,6 @@ def state(sequence: int) -> bytes:
 def test_a_state_without_a_report_before_it_or_that_names_none_ends_its_stream() -> None:
     for sent in (
         [(STATE, state(1))],
-        [(NUMBERS, body_of("n1"))],
         [(REPORT, body_of("n1")), (STATE, encode_state(Report(node="n1", boot_id="b", agent_id="a", sequence=2)))],
     ):
         with listening() as port:
@@ -84,17 +85,42 @@ def test_what_says_that_all_is_as_before_is_answered_only_with_news() -> None:
         assert stream.receive() == (TAKEN, encode_reply(said[0]))
         for sequence in range(2, 6):
             stream.send(STATE, state(sequence))
-        stream.send(NUMBERS, encode_report(Report(node="n1", boot_id="b", agent_id="a", sequence=6)))
-        until(lambda: len(port.reports) == 6)
+        until(lambda: len(port.reports) == 5)
         said[0] = Reply(controller_id="c", running=("7",))
-        stream.send(STATE, state(7))
+        stream.send(STATE, state(6))
         frames = [stream.receive()]
         said[0] = Reply(controller_id="c", running=("7",), commands=(DumpStacks(id="a", job_id="7", restarts=0),))
-        stream.send(STATE, state(8))
+        stream.send(STATE, state(7))
         frames.append(stream.receive())
         assert [frame and (frame[0], decode_reply(frame[1]).running) for frame in frames] == [(NEWS, ("7",))] * 2
-        assert [each.sequence for each in port.reports] == [*range(1, 9)]
+        assert [each.sequence for each in port.reports] == [*range(1, 8)]
         stream.close()
+
+
+def test_an_answer_that_is_as_the_one_before_has_no_body() -> None:
+    said = [Reply(controller_id="c")]
+    with listening(take=lambda report: said[0]) as port:
+        stream = agent(port).controller.open(20.0)
+        for sequence, answer in ((1, encode_reply(said[0])), (2, b""), (3, b"")):
+            stream.send(REPORT, encode_report(Report(node="n1", boot_id="b", agent_id="a", sequence=sequence)))
+            assert stream.receive() == (TAKEN, answer)
+        stream.close()
+
+
+def test_what_a_connection_leaves_is_freed_at_its_end_and_waits_for_no_collector() -> None:
+    def left(port: Port) -> int:
+        return sum(isinstance(each, Connection) for each in port.do(gc.get_objects))
+
+    with listening() as port:
+        gc.disable()
+        try:
+            for _ in range(3):
+                stream = agent(port).controller.open(20.0)
+                stream.close()
+                until(lambda: not port.do(lambda: port.server.connections))
+            until(lambda: left(port) == 0)
+        finally:
+            gc.enable()
 
 
 def test_nothing_is_pushed_by_a_controller_that_may_not_be_the_active_one() -> None:

@@ -66,8 +66,8 @@ class Frames:
     _answers: dict[Key, tuple[MountProbe, float]] = field(default_factory=dict)  # The newest of each, and when it came.
 
     def forget(self) -> None:
-        """The next report is whole: what went before may not have arrived."""
-        self.made = 0
+        """The next report is whole, with all mounts: what went before may not have arrived."""
+        self.made, self._made_at = 0, float("-inf")
 
     def frame(self, report: Report, now: float) -> Report:
         """The report of this look as it is to be sent; given is all that was seen, with sums."""

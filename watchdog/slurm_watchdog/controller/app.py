@@ -100,7 +100,7 @@ async def open_munge(config: Config) -> AgentCredentials:
 RESERVATIONS_EVERY_S = 60.0  # Maintenance is announced hours before; who becomes an operator has a minute's patience.
 COLLECT_AFTER = (200_000, 100_000, 100_000)
 """Objects and rounds between two runs of the collector of cycles by itself (700, 10, 10 by default): in bursts."""
-YOUNG_EVERY_S, ALL_EVERY_S = 0.25, 600.0
+YOUNG_EVERY_S, OLDER_EVERY, ALL_EVERY = 0.25, 40, 2400  # Runs: of all that has come in 10 s, of all in 10 min.
 """Each run holds everything up. What is young is little if it is looked at often, and what a request leaves is young; a
 full run walks over all that is known of the cluster, which has no cycles."""
 
@@ -302,8 +302,7 @@ async def open_doors(
     door = ReportEndpoint(
         identity=identity,
         address_of=state.address_of if config.security.check_node_address and not own else None,
-        accept=controller.accept,
-        accept_numbers=controller.accept_numbers,
+        take=controller.take,
         hold=controller.hold,
         metrics=controller.metrics,
         healthy=controller.healthy,
@@ -345,12 +344,11 @@ async def _every(interval_s: float, work: Callable[[], Awaitable[object]], stop:
 
 
 async def _collect_cycles(stop: asyncio.Event) -> None:
-    whole_at = clock.monotonic()
+    runs = 0
     while not stop.is_set():
         await asyncio.sleep(YOUNG_EVERY_S)
-        is_due = clock.monotonic() - whole_at >= ALL_EVERY_S
-        gc.collect(2 if is_due else 0)
-        whole_at = clock.monotonic() if is_due else whole_at
+        runs += 1
+        gc.collect(0 if runs % OLDER_EVERY else 1 if runs % ALL_EVERY else 2)
 
 
 STATUS_CHARACTERS, STATUS_EVERY_S = 300, 5.0  # Of the headline that `systemctl status` shows.

@@ -203,17 +203,14 @@ class Controller:
 
     def accept(self, report: Report) -> Reply:
         """Takes over a report that has passed the door, and answers it."""
-        now = clock.monotonic()
-        self._apply(report, now)
-        return self._answer(report.node, now)
+        _, reply = self.take(report, None)
+        assert reply is not None  # nothing was said before
+        return reply
 
-    def accept_numbers(self, report: Report, before: object) -> tuple[object, Reply | None]:
-        """The same of one that the next one repeats, answered as a state is (`hold`)."""
+    def take(self, report: Report, before: object) -> tuple[object, Reply | None]:
+        """The same; None where the answer is as the one before. Returns what it depends on, too, to be handed in next
+        time; None asks for an answer."""
         now = clock.monotonic()
-        self._apply(report, now)
-        return self._answer_if_new(report.node, now, before)
-
-    def _apply(self, report: Report, now: float) -> None:
         dropped = self.state.dropped
         outcome = self.state.apply_report(report, now)
         self._taken(outcome).inc()
@@ -223,24 +220,24 @@ class Controller:
             self.metrics.reports.labels("wrong_job").inc()
         for result in report.results:
             self.commands.resolve(result)
+        return self._answer_if_new(report.node, now, before)
 
     def hold(self, node: str, agent: tuple[str, str], said: State, before: object) -> tuple[object, Reply | None]:
-        """Takes over that a node is as before, as `agent` (boot and agent id) says. Returns what an answer depends on,
-        to be handed in next time, and an answer where that has changed."""
+        """Takes over that a node is as before, as `agent` (boot and agent id) says, and answers as `take` does."""
         now = clock.monotonic()
         if self.recorder is not None or not self.state.hold(node, agent, said, now):
             report = said.report(node, agent)
             self.record(REPORT + encode_report(report))
-            return None, self.accept(report)
+            return self.take(report, None)
         self._taken("accepted").inc()
         return self._answer_if_new(node, now, before)
 
     def _answer_if_new(self, node: str, now: float, before: object) -> tuple[object, Reply | None]:
-        """What an answer depends on, and an answer where that is not as `before`."""
         slurm_at = self.state.slurm_at
         is_fresh = slurm_at is not None and now - slurm_at <= self.judge.slurm_patience_s
-        basis = self.state.changes, is_fresh, node in self.commands.close or node in self.state.unsure_of
-        return basis, None if basis == before else self._answer(node, now)
+        closely = node in self.commands.close or node in self.state.unsure_of
+        basis = self.state.changes, is_fresh, closely
+        return basis, None if basis == before and not self.commands.waits(node) else self._answer(node, now)
 
     def _answer(self, node: str, now: float) -> Reply:
         return Reply(

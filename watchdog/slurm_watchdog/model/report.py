@@ -176,17 +176,12 @@ HELD = (
 node_events, results), logs and supervisors."""
 
 
-_HAPPENED = ("events", "node_events", "results", "supervisors", "events_dropped", "node_events_dropped")
-
-
-def is_repeated(report: Report) -> bool:
-    """Whether the next whole report says again what this one does: numbers, and how things are."""
-    return not any(getattr(report, name) for name in _HAPPENED)
+_HAPPENED = ("logs", "events", "node_events", "results", "supervisors", "events_dropped", "node_events_dropped")
 
 
 def is_state(report: Report) -> bool:
     """Whether it says only that all is as before: the next one says so again."""
-    return report.same_as > 0 and not report.logs and is_repeated(report)
+    return report.same_as > 0 and not any(getattr(report, name) for name in _HAPPENED)
 
 
 class State(Struct, array_like=True):

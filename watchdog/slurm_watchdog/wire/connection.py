@@ -107,7 +107,8 @@ class Connection(asyncio.Protocol):
             self.port.limits.closed(self.remote)
             if self._inner is not None:
                 self._inner.connection_lost(error)
-            self.settle(0)
+            self.give_up()
+            self._inner = None  # it knows us
 
     def pause_writing(self) -> None:
         if self._inner is not None:
@@ -122,6 +123,8 @@ class Connection(asyncio.Protocol):
             self._early += data
             return
         if self._inner is None:
+            if self.is_over:
+                return
             self._inner = self.port.serve(self, data[0])
         inner = self._inner
         if not self.is_over:

@@ -5,10 +5,10 @@ The courier begins with HELLO. Where nodes prove themselves by MUNGE the control
 and the courier PROOF: a credential that only the controller's user can decode, with a key, the node and that challenge
 (`offer`). From then on each frame of both ends begins with a MAC by that key over its number, so that none can be
 changed, left out, or sent again. By certificates, or on one user's socket, both ends are proven before the first frame.
-OPENED says that reports are taken; each REPORT is answered by TAKEN. A STATE says in short that all is as by the REPORT
-before, and NUMBERS is a report that the next one repeats (model.report.is_repeated): neither is answered. NEWS (another
-answer than the last one) and ORDERS come at any time; BYE says why the stream ends. What is said before the stream is
-opened, and a BYE, are words.
+OPENED says that reports are taken; each REPORT is answered by TAKEN, without a body where the
+answer is as before. A STATE says in short that all is as by the REPORT
+before, and nothing has happened: it is not answered. NEWS (another answer than the last one) and ORDERS come at any
+time; BYE says why the stream ends. What is said before the stream is opened, and a BYE, are words.
 
 Agent and courier exchange the same frames without a MAC; CLOSED, ASK and ANSWER are theirs alone: see agent.courier.
 """
@@ -24,7 +24,7 @@ MAGIC = b"slurm-watchdog\r\n\r\n"
 """How the first frame's content begins: a server of HTTP takes it for a whole head, and answers at once that it is
 none. The stream itself begins with the byte 0, as no request of HTTP does: no frame has 16 MiB."""
 HELLO, WELCOME, PROOF, OPENED, BYE = b"h", b"w", b"p", b"o", b"b"
-REPORT, NUMBERS, STATE, TAKEN, NEWS, ORDERS = b"r", b"u", b"s", b"t", b"n", b"c"
+REPORT, STATE, TAKEN, NEWS, ORDERS = b"r", b"s", b"t", b"n", b"c"
 CLOSED, ASK, ANSWER = b"x", b"q", b"a"
 OF_THE_REPORT = frozenset({"garbage", "too_large"})  # Why a proven controller will never take a report.
 MAX_BYTES = 8 * 1024**2  # Of a report: 1,000 processes with stacks have about 2 MiB.

@@ -104,7 +104,7 @@ class Courier:
                 expires = self._all[0].expires
                 told = f"{expires.get('own', 0.0)} {expires.get('authority', 0.0)} {self._all[0].where}"
                 self._tell(frames.OPENED, told.encode())
-            elif kind in (frames.REPORT, frames.NUMBERS, frames.STATE):
+            elif kind in (frames.REPORT, frames.STATE):
                 if self._stream is not None:
                     self._stream.send(kind, body)
                     if kind == frames.REPORT:

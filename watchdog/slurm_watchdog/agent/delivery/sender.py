@@ -2,9 +2,8 @@
 
 A report is encoded once, and waits as bytes: the objects would take many times what the bound says. One at a time is
 on its way: it stays in the spool until the controller says that it was taken, and is sent again on the next stream, so
-that none is lost; the controller knows by its number one that it has. One that the next one repeats is not answered,
-but for one in ASK_S, which proves that the controller listens. What the controller asks comes at any time. The loop
-calls `pump`, which never waits.
+that none is lost; the controller knows by its number one that it has. One that only says that all is as before is not
+answered. What the controller asks comes at any time. The loop calls `pump`, which never waits.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.base.structs import printable
 from slurm_watchdog.base.text import one_line
 from slurm_watchdog.model.protocol import Reply
-from slurm_watchdog.model.report import Report, is_repeated, is_state
+from slurm_watchdog.model.report import Report, is_state
 from slurm_watchdog.wire import frames
 from slurm_watchdog.wire.codec import WireError, encode_report, encode_state
 from slurm_watchdog.wire.frames import FrameError, words
@@ -33,7 +32,6 @@ log = logging.getLogger(__name__)
 
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 5.0)
 """Waits between attempts; with 4,000 agents and jitter a controller that comes back sees 1,000 streams a second."""
-ASK_S = 80.0  # With whole reports each 30 s every third one is answered.
 SILENT_S = 60.0  # A courier that owes an answer for so long hangs: to connect, ask munge and wait takes 35 s.
 MAX_WHY = 300  # Characters of why a stream is ended.
 STOPPED, OPENING, OPEN = range(3)  # Of the courier's stream, as far as the agent was sent.
@@ -89,9 +87,9 @@ class Sender:
 
     def put(self, report: Report) -> None:
         """Hands a report over; never waits. Raises WireError if it is too large to send."""
-        kind = frames.STATE if is_state(report) else frames.NUMBERS if is_repeated(report) else frames.REPORT
-        body = encode_state(report) if kind == frames.STATE else encode(report)
-        self._spool.put(report.sequence, body, self._now(), kind)
+        is_short = is_state(report)
+        body = encode_state(report) if is_short else encode(report)
+        self._spool.put(report.sequence, body, self._now(), is_state=is_short)
         self._count_dropped()
         self.pump()
 
@@ -163,13 +161,12 @@ class Sender:
                     raise OSError(f"the courier does not start: {describe(error)}") from error
             self.link.send(frames.HELLO, b"")
         while self._stream == OPEN and self._flying is None and (first := self._spool.first()) is not None:
-            is_late = first.kind == frames.NUMBERS and now - self.heard_at >= ASK_S
-            if first.kind == frames.REPORT or is_late or not (self._last[0] or first.kind == frames.STATE):
+            if not first.is_state:
                 self.link.send(frames.REPORT, first.aged(now))
                 self._flying, self._since = first, now
                 continue
             if self._last[0]:  # else it would be the first one of its stream: the next report is whole
-                self.link.send(first.kind, first.aged(now))
+                self.link.send(frames.STATE, first.aged(now))
                 self._replies.append(replace(self._last[1], commands=()))  # it holds: else NEWS had come
             self._sent(first)
 
@@ -186,7 +183,9 @@ class Sender:
             self._orders.append(parse_reply(body))
         elif kind in (frames.TAKEN, frames.NEWS):
             self.heard_at = now
-            if body != self._last[0] or self._last[1].commands:
+            if not body:
+                self._last = self._last[0], replace(self._last[1], commands=())
+            elif body != self._last[0] or self._last[1].commands:
                 self._last = body, parse_reply(body)
             self._replies.append(self._last[1])
             if kind == frames.TAKEN and self._flying is not None:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from slurm_watchdog.wire.codec import with_age
-from slurm_watchdog.wire.frames import REPORT
 
 NOTEWORTHY_AGE_S = 0.05  # Below this a report is as old as it was made.
 
@@ -19,7 +18,7 @@ class Waiting:
     made_at: float
     sequence: int
     body: bytes
-    kind: bytes = REPORT  # Or NUMBERS, STATE: see slurm_watchdog.wire.frames.
+    is_state: bool = False  # See slurm_watchdog.wire.frames.
 
     def aged(self, now: float) -> bytes:
         """The body with the report's age."""
@@ -42,9 +41,9 @@ class Spool:
     size: int = 0
     _items: deque[Waiting] = field(default_factory=deque)
 
-    def put(self, sequence: int, body: bytes, now: float, kind: bytes = REPORT) -> None:
+    def put(self, sequence: int, body: bytes, now: float, *, is_state: bool = False) -> None:
         """Adds a report that was made at `now`."""
-        self._items.append(Waiting(now, sequence, body, kind))
+        self._items.append(Waiting(now, sequence, body, is_state))
         self.size += len(body)
         self.expire(now)
 

@@ -469,12 +469,12 @@ class Judge:
         findings = [each for judged in self._judged.values() for each in judged.said(asked)]
         odd = bool(around.filesystems or around.unreached or around.silent_nodes)
         eager = lively or odd or changed != self._changed
-        self._changed = changed
         for spec in self._watched:
             if spec.subject is not Subject.JOB:
                 findings += self._of_world(spec, now, eager=eager)
                 if eager:
                     yield
+        self._changed = changed
         return findings
 
     def let_go(self) -> Iterator[None]:

@@ -53,6 +53,10 @@ class CommandQueue:
             if command in queue:
                 queue.remove(command)
 
+    def waits(self, node: str) -> bool:
+        """Whether there is a command for a node."""
+        return node in self._waiting
+
     def pop(self, node: str) -> tuple[Command, ...]:
         """The commands for a node, handed out once."""
         return tuple(self._waiting.pop(node, ()))

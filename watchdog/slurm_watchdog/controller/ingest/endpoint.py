@@ -36,7 +36,6 @@ from slurm_watchdog.wire.frames import (
     MAGIC,
     MAX_BYTES,
     NEWS,
-    NUMBERS,
     OPENED,
     ORDERS,
     PROOF,
@@ -151,8 +150,7 @@ class ReportEndpoint:
         *,
         identity: Identity,
         address_of: Callable[[str], str | None] | None,
-        accept: Callable[[Report], Reply],
-        accept_numbers: Callable[[Report, object], tuple[object, Reply | None]],
+        take: Callable[[Report, object], tuple[object, Reply | None]],
         hold: Callable[[str, tuple[str, str], State, object], tuple[object, Reply | None]],
         metrics: ControllerMetrics,
         healthy: Callable[[], tuple[bool, str]],
@@ -170,7 +168,7 @@ class ReportEndpoint:
         on, as soon as they are asked. `record` gets each frame that is taken, its kind before its content."""
         self._is_active = is_active
         self._address_of = address_of
-        self._accept, self._accept_numbers, self._hold = accept, accept_numbers, hold
+        self._take, self._hold = take, hold
         self._metrics = metrics
         self._healthy = healthy
         self._identity = identity
@@ -216,7 +214,7 @@ class ReportEndpoint:
 
     def take_frame(self, stream: Stream, kind: bytes, body: bytes) -> Awaitable[None] | None:
         """See wire.stream_server.StreamDoor: at once, but where munged or the address of a name has to be asked."""
-        if stream.is_open and kind in (REPORT, NUMBERS, STATE):
+        if stream.is_open and kind in (REPORT, STATE):
             self._take_report(stream, kind, body)
             return None
         if not stream.node and kind == HELLO and body.startswith(MAGIC):
@@ -302,12 +300,13 @@ class ReportEndpoint:
         if not (self._reports.acquire(node, now) and self._bytes.acquire(node, now, float(len(body)))):
             raise FrameError("too_often", f"too many reports for {stream.node!r}")
         try:
-            report = decode_state(body) if kind == STATE else decode_report(body)
+            report = decode_report(body) if kind == REPORT else decode_state(body)
         except WireError as error:
             raise FrameError("garbage", str(error)) from error
-        if kind != REPORT and not stream.is_heard:
-            raise FrameError("garbage", "a state or numbers, and no report before")
-        if isinstance(report, Report) and report.node != stream.node:
+        if isinstance(report, State):
+            if not stream.is_heard:
+                raise FrameError("garbage", "a state, and no report before it")
+        elif report.node != stream.node:
             raise FrameError("wrong_node", f"who has proven to be {stream.node} may not report for {report.node!r}")
         problem = self._wrong_node(stream.node, stream.remote)
         if problem is None:
@@ -323,16 +322,11 @@ class ReportEndpoint:
             stream.interval_s, stream.is_heard = report.interval_s, True
             stream.agent = report.boot_id, report.agent_id
             self._record(REPORT + body)
-            if kind == REPORT:
-                reply = self._accept(report)
-            else:
-                stream.basis, reply = self._accept_numbers(report, stream.basis)
-        if reply is None:
-            return
-        said = encode_reply(reply)
-        if kind == REPORT or reply.commands or said != stream.said:
+            stream.basis, reply = self._take(report, stream.basis)
+        said = b"" if reply is None else encode_reply(reply)
+        if kind == REPORT or (reply is not None and (reply.commands or said != stream.said)):
             stream.send(TAKEN if kind == REPORT else NEWS, said)
-            stream.said = said
+            stream.said = said or stream.said
 
     async def _check_node(self, stream: Stream) -> None:
         """Raises FrameError unless it comes from the node's address."""

@@ -335,7 +335,7 @@ class ClusterState:
     def later(self, job_id: str, view: JobView, at: float, now: float) -> JobView:
         """A view that was made of a ticking `at`, as it is at `now` in plain numbers, with the steps that have come."""
         found, run = later(view, now - at), self.runs.get(job_id)
-        if run is None or not run.has_numbers:
+        if run is None or not run.has_numbers or run.job.restarts != view.job.restarts:
             return found
         fresh = replace(found, progress=progress_view(run, Moment(now, now, now)), log=log_view(run, now))
         fresh.__dict__.update(found.__dict__)

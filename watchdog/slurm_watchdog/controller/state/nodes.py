@@ -56,6 +56,7 @@ LINK_BREAK_S = 150.0  # Between two and three looks of an agent.
 UNCOUNTED_S = 300.0  # One of which no one counts bytes carries some after so long: its node has started.
 USUAL_S, USUAL_LOOKS = 3600.0, 10  # Time constant of what usually goes through, and looks before it is known.
 SAME_XID_S = 60.0  # NVML and the kernel's log tell the same Xid of the same GPU within this time: it is one fault.
+COUNTED_LOST = 3  # Listings in a row that lack a node: detect.node_rules asks for no more.
 
 
 class _Counters(msgspec.Struct, gc=False):
@@ -390,7 +391,7 @@ def node_views(view: SlurmView, known: Iterable[SlurmNodeView], now: float) -> t
         back_at = old.back_at if old is not None else None
         if old is not None and is_away(old.state, old.runs_job) and not is_away(node.state, runs_job):
             back_at = now
-        lost = 1 + (old.lost_listings or 0 if old is not None else 0) if is_lost(node.state) else 0
+        lost = min(COUNTED_LOST, 1 + (old.lost_listings or 0 if old is not None else 0)) if is_lost(node.state) else 0
         found.append(
             picked(
                 SlurmNodeView, node, "name", "state", "reason", runs_job=runs_job, back_at=back_at, lost_listings=lost

@@ -73,8 +73,9 @@ class ReportedProcesses:
         for process_job_id, mine in rows.items():
             run = self._run(process_job_id)
             if run is not None:
-                if run.job.component_ids:
-                    run.components.setdefault(node, set()).add(process_job_id)
+                if run.job.component_ids and process_job_id not in (known := run.components.setdefault(node, set())):
+                    known.add(process_job_id)
+                    moved = True
                 seen = present.setdefault(run.job.job_id, (run, set()))[1]
                 moved |= self._take(run, mine, seen, report, on, made_at)
         for _, (run, seen) in sorted(present.items()):

@@ -84,20 +84,22 @@ class LogCase(msgspec.Struct):
 def after_step(case: LogCase, error: FoundError | None = None) -> str:
     """After which step; of an error the last one of its rank."""
     step = max((s.progress.last_step for s in case.sources if s.progress.last_step is not None), default=None)
-    if error is not None:
-        own = _own_step(case, error)
-        step = step if own is None else own
+    if error is not None and (own := _own_step(case, error)) is not None:
+        return f", after step {own[0]}{'' if own[1] else ' or later'}"
     return f", after step {step}" if step is not None else ""
 
 
-def _own_step(case: LogCase, error: FoundError) -> int | None:
+def _own_step(case: LogCase, error: FoundError) -> tuple[int, bool] | None:
+    """The last one of its rank that was parsed, and whether it made none after it."""
     source, rank = case.sources[error.source], case.ranks.rank_of(error.who)
-    steps = [(fact.rank, fact.step) for fact in main_facts(source.digest) if fact.step is not None]
-    if rank is not None and len({each for each, _ in steps}) > 1:
-        steps = [(each, step) for each, step in steps if each == rank]
+    steps = [fact for fact in main_facts(source.digest) if fact.step is not None]
+    shared = len({fact.rank for fact in steps}) > 1
+    if rank is not None and shared:
+        steps = [fact for fact in steps if fact.rank == rank]
     elif len(case.sources) < 2:
         return None
-    return steps[-1][1] if steps else None
+    last = steps[-1] if steps else None
+    return None if last is None or last.step is None else (last.step, not shared or last.stands_for == 1)
 
 
 def said_whole(error: FoundError) -> str:

@@ -161,7 +161,7 @@ def read_progress(digest: Digest) -> Progress:
         first_step=first.step,
         last_step=last.step,
         total_steps=total,
-        lines=len(facts),
+        lines=sum(fact.stands_for for fact in facts),
         last_line=facts[-1].line,
         advancing=seen > 0,
         step_seconds_median=None if median_s is None else round(median_s, 4),
@@ -428,7 +428,7 @@ def read_no_number(digest: Digest) -> Note | None:
         bad = list(takewhile(_is_no_number, reversed(facts)))
         if len(bad) < NAN_STEPS:
             return None
-        times, line, step = len(bad), bad[-1].line, bad[-1].step
+        times, line, step = sum(fact.stands_for for fact in bad), bad[-1].line, bad[-1].step
     step = _step_at(digest, line) if step is None else step
     since = f"step {step}" if step is not None else f"line {line}"
     words = f"the loss has been NaN or infinite since {since} (line {line}), {times} times in a row up to the end"

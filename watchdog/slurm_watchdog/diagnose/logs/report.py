@@ -291,7 +291,7 @@ def _judge_excerpts(path: str, digest: Digest, settings: Settings) -> RunReport:
     found = [part.verdict for part in parts if part.verdict is not None]
     errors = [error for part in parts for error in part.sources[0].errors]
     for error in errors:
-        if error.role == "cause" and error.line != found[0].line:
+        if error.role == "cause" and found and error.line != found[0].line:
             error.role = "teardown" if error.name in LAST_CHOICE else "cascade"
     whole = Source(path, digest, runs.read_progress(digest), errors)
     return RunReport([whole], read_ranks(digest.lines), found[0] if found else None, found)

@@ -151,7 +151,8 @@ class ProcessReader:
         self.reads.fetch([*self._counters(living), *(("call", pid, thread) for pid, _, thread in threads)])
         for entry in living:
             self._take_counters(entry)
-        self.threads.take(threads, self.reads.calls, now)
+        stuck = {entry.known.pid: entry.stat.state for entry in living if entry.known.pid in self.looks.stuck}
+        self.threads.take(threads, self.reads.calls, now, stuck)
         blocked = self._blocked(now, deadline_s)
         return tuple(describe(entry, blocked.get(entry.key), now) for entry in known)
 

@@ -50,7 +50,6 @@ OTHERS: list[Callable[[Path], object]] = [
 
 def test_our_switch_is_written_whole_found_again_and_removed(tmp_path: Path) -> None:
     path = tmp_path / "kill"
-    (tmp_path / ".kill.n1").write_text("half a li")  # of a child that was killed
     write_kill_switch(arguments(path), WorkerState())
     write_kill_switch(arguments(path), WorkerState())
     assert path.read_text() == CONTENT
@@ -58,6 +57,32 @@ def test_our_switch_is_written_whole_found_again_and_removed(tmp_path: Path) -> 
     remove_kill_switch(arguments(path), WorkerState())
     remove_kill_switch(arguments(path), WorkerState())
     assert os.listdir(tmp_path) == []
+
+
+def test_what_a_killed_child_has_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / ".kill.n1").mkdir()  # whoever may write there can guess no name of ours
+    for name in (".kill.n1.old", ".kill.n1.new", ".kill.n2.old", ".kill.n1"[1:]):
+        (tmp_path / name).write_text("half a li")
+    for name in (".kill.n1.directory", ".kill.n1.directory/inside"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".kill.n1.link").symlink_to(".kill.n2.old")
+    for path in tmp_path.iterdir():
+        if not path.name.endswith("new"):
+            os.utime(path, (1.0, 1.0), follow_symlinks=False)
+    before = set(os.listdir(tmp_path))
+    write_kill_switch(arguments(tmp_path / "kill"), WorkerState())
+    assert (tmp_path / "kill").read_text() == CONTENT
+    assert before - set(os.listdir(tmp_path)) == {".kill.n1.old"}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="takes another user's file")
+def test_a_file_of_another_user_stays(tmp_path: Path) -> None:
+    other = tmp_path / ".kill.n1.old"
+    other.write_text("theirs")
+    os.utime(other, (1.0, 1.0))
+    os.chown(other, 4711, -1)
+    write_kill_switch(arguments(tmp_path / "kill"), WorkerState())
+    assert sorted(os.listdir(tmp_path)) == [other.name, "kill"]
 
 
 def test_a_switch_that_says_something_else_is_not_removed(tmp_path: Path) -> None:

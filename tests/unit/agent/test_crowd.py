@@ -43,6 +43,15 @@ def test_who_was_watched_stays_watched_though_older_ones_are_there() -> None:
     assert not pick_crowd(helpers, before) & before
 
 
+def test_a_new_rank_comes_before_whoever_was_watched_or_hangs() -> None:
+    workers = [entry(pid, role=Role.WORKER) for pid in range(1, WATCHED + 1)]
+    stopped = [entry(pid, state="T") for pid in range(5000, 5000 + WATCHED)]
+    ranks = {pid: entry(pid, role=Role.RANK) for pid in range(9000, 9008)}
+    for others in (workers, stopped):
+        aside = pick_crowd([*others, *ranks.values()], {each.known.pid for each in others})
+        assert len(aside) == len(ranks) and not aside & ranks.keys()
+
+
 @dataclass
 class Files:
     """/proc of processes that all sleep, but for those in `states`; counts what is read."""

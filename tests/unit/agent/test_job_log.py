@@ -117,16 +117,17 @@ def process(job_id: str, pid: int = 100) -> Process:
     return Process(pid=pid, start_ticks=1, job_id=job_id, role=Role.RANK, comm="python", state="S", uid=USER)
 
 
-def two_mounts(tmp_path: Path) -> tuple[Mount, ...]:
+def two_mounts(tmp_path: Path, fs_type: str = "nfs4") -> tuple[Mount, ...]:
     for name in "ab":
         (tmp_path / name).mkdir()
-    return (ROOT, Mount(f"{tmp_path}/a", "nfs4", "server:/a"), Mount(f"{tmp_path}/b", "nfs4", "server:/b"))
+    return (ROOT, *(Mount(f"{tmp_path}/{name}", fs_type, f"/dev/{name}") for name in "ab"))
 
 
+@pytest.mark.parametrize("fs_type", ["nfs4", "xfs"])
 def test_a_mount_that_does_not_answer_holds_its_logs_alone_and_loses_none_of_their_lines(
-    tmp_path: Path, make_node: Callable[..., Node]
+    tmp_path: Path, make_node: Callable[..., Node], fs_type: str
 ) -> None:
-    node = make_node(two_mounts(tmp_path))
+    node = make_node(two_mounts(tmp_path, fs_type))
     a, b = tmp_path / "a" / "x.log", tmp_path / "b" / "x.log"
     write(a, "step 1/9\n")
     write(b, "step 101/900\n")
@@ -244,6 +245,8 @@ def test_a_path_below_a_new_mount_gets_a_child_of_its_own(make_node: Callable[..
     logs.mounts = (ROOT, Mount("/scratch", "nfs4", "server:/scratch"))
     assert logs.key_of("/scratch/x.log", 7) == "files:/scratch:7"
     assert logs.key_of("/scratch/x.log", -1) == "files:/scratch:self"
+    logs.mounts = (ROOT, Mount("/scratch", "xfs", "/dev/sdb"))
+    assert logs.key_of("/scratch/x.log", 7) == "files:/scratch:7", "a disk that hangs is no silence of another one"
 
 
 class Answering:

@@ -136,6 +136,35 @@ def test_a_stall_goes_on_where_the_child_does_not_answer_for_moments_and_grows_b
     assert threads.blocked() == {}, "for longer nothing is said of it"
 
 
+def test_a_stall_on_which_the_child_hangs_goes_on_as_long_as_the_process_may_stand_in_it() -> None:
+    child = Child(lambda items: SeenThreads(len(items), [(0, ThreadFacts(call=SEEN))]))
+    files, threads = far(child), BlockedThreads()
+    stuck = files._looks.stuck
+
+    def look(now: float, state: str = "D") -> list[tuple[float, float]]:
+        files.begin()
+        asked = threads.wanted([(7, 5, 1)], [(7, 5)], ())
+        files.fetch([("call", pid, thread) for pid, _, thread in asked])
+        threads.take(asked, files.calls, now, dict.fromkeys(stuck, state))
+        return [(track.first_at, track.seen_at) for track in threads.blocked().values()]
+
+    look(0.0)
+    assert look(10.0) == [(0.0, 10.0)] and not files.unseen
+    stuck[7] = "look:1000:7"
+    for now in (15.0, 45.0, 75.0, 3600.0):
+        assert look(now) == [(0.0, 10.0)], "it is not over, and no one has seen it go on"
+        assert files.unseen == {os.getuid()}
+    stuck.clear()
+    child.answers = False
+    assert look(3605.0) == [(0.0, 10.0)], "the fresh child takes a moment"
+    child.answers = True
+    assert look(3610.0) == [(0.0, 3610.0)]
+    stuck[7] = "look:1000:7"
+    assert look(3610.0 + UNSEEN_S, "S") == [(0.0, 3610.0)]
+    assert look(3611.0 + UNSEEN_S, "S") == [], "it is in D no more"
+    assert threads.wanted([], [], ()) == []
+
+
 def test_a_tick_of_a_calm_job_costs_one_request_whoever_has_the_turn() -> None:
     child = Child(lambda items: SeenThreads(len(items), []))
     files = far(child)

@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 from contextlib import suppress
+from itertools import islice
 
 import msgspec
 
@@ -35,6 +36,8 @@ the filesystem."""
 AT_FDCWD, AT_STATX_FORCE_SYNC, STATX_BASIC_STATS = -100, 0x2000, 0x7FF  # linux/fcntl.h, linux/stat.h
 STATX_BYTES = 256
 MAX_CONTENT = 64 * 1024
+LEFT_S = 60.0  # A file of our own that is older, under a name for the moment, is of a child that was killed.
+MAX_LISTED = 4096  # Entries of a user's directory, which may have a million, among which those are looked for.
 _NEW_FILE = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -136,10 +139,11 @@ def write_kill_switch(request: WriteSwitch, worker: WorkerState) -> None:
     directory, name = os.path.split(request.path)
     data = compose_line(msgspec.structs.asdict(request)).encode()
     with closing(open_directory(directory)) as where:
-        temporary = f".{name}.{request.node}"  # the same for each child: one that was killed has left it
-        _forget(temporary, where)
+        prefix = f".{name}.{request.node}."
+        temporary = f"{prefix}{os.urandom(8).hex()}"  # in a directory of others no one can have it before us
         _create(temporary, where, data)
         try:
+            _forget_left(prefix, temporary, where)
             _check_time(request)
             os.link(temporary, name, src_dir_fd=where, dst_dir_fd=where, follow_symlinks=False)
         except FileExistsError:
@@ -165,9 +169,23 @@ def _check_time(request: WriteSwitch) -> None:
 
 def _create(name: str, where: int, data: bytes) -> None:
     with opened(name, _NEW_FILE | os.O_WRONLY, where, 0o644) as fd:
-        os.fchmod(fd, 0o644)  # whatever the umask: in the default place the job is another user than its writer
-        os.write(fd, data)
-        os.fsync(fd)
+        try:
+            os.fchmod(fd, 0o644)  # whatever the umask: in the default place the job is another user than its writer
+            os.write(fd, data)
+            os.fsync(fd)
+        except OSError:
+            _forget(name, where)
+            raise
+
+
+def _forget_left(prefix: str, ours: str, where: int) -> None:
+    """Removes what children that were killed have left under such names: this user's files, older than `ours`."""
+    with suppress(OSError), os.scandir(where) as entries:
+        new = os.stat(ours, dir_fd=where)  # by the filesystem's own clock
+        for name in (each.name for each in islice(entries, MAX_LISTED) if each.name.startswith(prefix)):
+            old = os.stat(name, dir_fd=where, follow_symlinks=False)
+            if stat.S_ISREG(old.st_mode) and old.st_uid == new.st_uid and new.st_mtime - old.st_mtime > LEFT_S:
+                _forget(name, where)
 
 
 def remove_kill_switch(request: KillSwitch, worker: WorkerState) -> None:

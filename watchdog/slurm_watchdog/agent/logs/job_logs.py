@@ -29,7 +29,6 @@ from slurm_watchdog.base.redact import mask_words
 from slurm_watchdog.base.structs import only
 from slurm_watchdog.knowledge.launchers import HEARTBEAT_VARIABLE
 from slurm_watchdog.knowledge.ray_train import WorkerRank, speaker_of
-from slurm_watchdog.knowledge.syscalls import LOCAL_TYPES
 from slurm_watchdog.model.observations import BY_SLURM, Event, EventKind, LogFile, Process
 from slurm_watchdog.model.protocol import JobWatch
 
@@ -125,10 +124,9 @@ class JobLogs:
         return job.uid if self.become_owner and job is not None else -1
 
     def key_of(self, path: str, uid: int) -> str:
-        """The child that touches `path` as `uid`: one for each mount, one for all that no server serves."""
+        """The child that touches `path` as `uid`: one for each mount, so that what hangs on it is its silence alone."""
         mount = self._mount_of(path)
-        point = "/" if mount is None or mount.fs_type in LOCAL_TYPES else mount.point
-        return f"files:{point}:{uid if uid >= 0 else 'self'}"
+        return f"files:{mount.point if mount else '/'}:{uid if uid >= 0 else 'self'}"
 
     def _mount_of(self, path: str) -> Mount | None:
         if self._known_in is not self.mounts or len(self._known) > MAX_KNOWN:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, SeenCall
 
@@ -69,9 +70,17 @@ class BlockedThreads:
                 found |= dict.fromkeys((*key, thread) for thread in self._threads_of(key))
         return list(found | dict.fromkeys(self._take_turn(processes, many)))
 
-    def take(self, asked: Sequence[ThreadKey], seen: Mapping[tuple[int, int], SeenCall | None], now: float) -> None:
+    def take(
+        self,
+        asked: Sequence[ThreadKey],
+        seen: Mapping[tuple[int, int], SeenCall | None],
+        now: float,
+        stuck: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
         """What was seen of the threads that were `asked` about, by pid and thread: their calls, None where one is in
-        none that matters, or has ended. Of one that is not there nothing is known: no one could look."""
+        none that matters, or has ended. Of one that is not there nothing is known: no one could look. `stuck`: the
+        processes on which a child hangs, and the state of their main threads, which needs no child. Their threads stay
+        where they were, and grow by nothing, unless that state shows that the main one has left its call."""
         for key in asked:
             old, found = self.tracks.get(key), seen.get((key[0], key[2]))
             if found is not None:
@@ -79,7 +88,11 @@ class BlockedThreads:
                     self.tracks[key] = replace(old, seen=found, seen_at=now, sightings=old.sightings + 1)
                 else:
                     self.tracks[key] = BlockedCallHistory(found, now, now, found.cpu_ticks)
-            elif old is not None and ((key[0], key[2]) in seen or now - old.seen_at > UNSEEN_S):
+            elif old is not None and (key[0], key[2]) in seen:
+                del self.tracks[key]
+            elif old is not None and key[0] in stuck and (key[0] != key[2] or stuck[key[0]] == old.seen.state):
+                self.tracks[key] = replace(old, held_at=now)
+            elif old is not None and now - max(old.seen_at, old.held_at) > UNSEEN_S:
                 del self.tracks[key]
 
     def blocked(self) -> dict[ThreadKey, BlockedCallHistory]:

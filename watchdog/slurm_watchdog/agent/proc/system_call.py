@@ -57,6 +57,7 @@ class BlockedCallHistory:
     seen_at: float
     first_ticks: int = 0  # CPU time at the first look.
     sightings: int = 1
+    held_at: float = 0.0  # When a child last hung on its process, so that no one could look.
     target: CallTarget | None = None  # As the child resolved it, in the process's own namespace.
     guess: CallTarget | None = None  # From the agent's own table of mounts, for as long as the child has not answered.
 

@@ -59,15 +59,16 @@ sooner: one that hangs, or changes."""
 
 
 def pick_crowd(mine: Iterable[Entry], before: Container[int] = ()) -> set[int]:
-    """Those of the members of jobs that are a crowd, by pid. `before`: who was watched stays so if there is room."""
+    """Those of the members of jobs that are a crowd, by pid: ranks last. `before`: who was watched stays so if there is
+    room."""
     rows = list(mine)
     if len(rows) <= HELPERS_OF_JOB:
         return set()
 
-    def order(entry: Entry) -> tuple[bool, bool, int, int]:
+    def order(entry: Entry) -> tuple[bool, bool, bool, int, int]:
         assert entry.member is not None
-        pid, start_ticks = entry.key
-        return (entry.stat.state not in HANGS, pid not in before, ORDER[entry.member.role], start_ticks)
+        (pid, start_ticks), role = entry.key, entry.member.role
+        return (role is not Role.RANK, entry.stat.state not in HANGS, pid not in before, ORDER[role], start_ticks)
 
     quiet: dict[str, list[Entry]] = {}
     kept: list[Entry] = []
@@ -150,7 +151,8 @@ class ProcessReader:
         self.reads.fetch([*self._counters(living), *(("call", pid, thread) for pid, _, thread in threads)])
         for entry in living:
             self._take_counters(entry)
-        self.threads.take(threads, self.reads.calls, now)
+        stuck = {entry.known.pid: entry.stat.state for entry in living if entry.known.pid in self.looks.stuck}
+        self.threads.take(threads, self.reads.calls, now, stuck)
         blocked = self._blocked(now, deadline_s)
         return tuple(describe(entry, blocked.get(entry.key), now) for entry in known)
 

@@ -27,7 +27,7 @@ class ThreadReads:
         self._looks, self._read_clock = looks, read_clock
         self._known: dict[ThreadFile, ThreadFacts | None] = {}
         self._left_s = TICK_S
-        self.unseen: set[int] = set()  # Users of whom something that was asked in this tick was not answered.
+        self.unseen: set[int] = set()  # Users of whom something in this tick was not answered, or not to be asked.
 
     def begin(self) -> None:
         """A new tick: what was read in the last one is old."""
@@ -46,6 +46,8 @@ class ThreadReads:
                 self._known[item] = None
             elif self._looks.may_ask(item[1]):
                 by_user.setdefault(uid, []).append(item)
+            else:
+                self.unseen.add(uid)
         began, requests = self._read_clock(), list[int | None]()
         for uid, wanted in by_user.items():
             del wanted[AT_ONCE:]

@@ -10,20 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import yaml
+from msgspec import inspect
 
-from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.structs import Struct, named
 from slurm_watchdog.detect.registry import findings_of, spec_of
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
 from slurm_watchdog.model.incidents import Finding, Severity, Truth
 from tests.builders import lost_nodes
 from tests.builders.gpu_faults import card
 from tests.builders.missing_data import DEFAULTS
+from tests.builders.report_json import as_sent
 from tests.builders.views import cluster, job, seen
 
+T = TypeVar("T")
 CASES = Path(__file__).resolve().parents[1] / "cases"
 
 
@@ -50,8 +53,8 @@ class Case(Struct, forbid_unknown_fields=True):
         given = dict(self.view)
         nodes = [{"name": name, "reported_at": 9998.0, **of} for name, of in given.pop("nodes", {}).items()]
         base = lost_nodes.cluster(**self.lost) if self.lost else cluster(_job(self.job))
-        seen_of = msgspec.to_builtins(base)
-        return msgspec.convert(_over(seen_of, given | ({"nodes": nodes} if nodes else {})), ClusterView)
+        seen_of = _plain(base)
+        return _made(ClusterView, _over(seen_of, given | ({"nodes": nodes} if nodes else {})))
 
     def findings(self) -> list[Finding]:
         """What its detector says of it, or of the one subject that is meant."""
@@ -74,16 +77,24 @@ def kinds() -> list[str]:
 
 def _job(given: Mapping[str, Any]) -> JobView:
     given = dict(given)
-    base = msgspec.to_builtins(job())
+    base = _plain(job())
     if "losses" in given:
         given["losses"] = [{"step": n, "loss": loss, "at": float(n)} for n, loss in enumerate(given["losses"])]
     cards = (card(**{"index": number, **of}) for number, of in enumerate(given.pop("cards", ())))
     seats = [RankGpu(rank=number, pid=100 + number, view=each) for number, each in enumerate(cards)]
-    given |= {"gpus": msgspec.to_builtins(seats)} if seats else {}
-    ranks = {number: msgspec.to_builtins(seen(number)) for number in range(4)}
+    given |= {"gpus": _plain(seats)} if seats else {}
+    ranks = {number: _plain(seen(number)) for number in range(4)}
     for number, of in given.pop("ranks", {}).items():
         ranks[number] = _over(ranks[number], of)
-    return msgspec.convert(_over({**base, "processes": list(ranks.values())}, given), JobView)
+    return _made(JobView, _over({**base, "processes": list(ranks.values())}, given))
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.to_builtins(named(value))
+
+
+def _made(kind: type[T], plain: Any) -> T:
+    return msgspec.convert(as_sent(inspect.type_info(kind), plain), kind)
 
 
 def _over(base: Any, given: Any) -> Any:

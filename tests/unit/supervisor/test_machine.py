@@ -320,6 +320,21 @@ def test_a_command_that_ends_well_is_over() -> None:
     assert (day.run.phase, day.run.exit_code) == (Phase.OVER, 0)
 
 
+@pytest.mark.parametrize(
+    ("by_itself", "switched", "over"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_an_order_that_was_taken_after_the_command_had_ended_well_starts_nothing(
+    by_itself: bool, switched: bool, over: bool
+) -> None:
+    day = Day().runs()
+    day.order()
+    day.on(event(machine.ended, 1, 0, switched=switched, by_itself=by_itself))
+    assert (day.run.phase is Phase.OVER) == over
+    assert day.run.answer is (OrderAnswer.REFUSED if over else OrderAnswer.TAKEN)
+    day.on(event(machine.looked, {}))
+    assert day.run.starts == (1 if over else 2)
+
+
 def test_a_command_that_fails_starts_again_after_its_last_words_were_judged_and_so_often() -> None:
     day = Day(max_restarts=1).runs()
     assert day.ends(7) == [SignalSteps("TERM", ("0",)), SignalTree("TERM")], "what the command left behind"

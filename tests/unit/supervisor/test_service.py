@@ -9,17 +9,18 @@ import pytest
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.kill_switch import compose_line
-from slurm_watchdog.model.supervisor import FromAgent, OrderAnswer, RestartOrder
+from slurm_watchdog.model.supervisor import BATCH_STEP, FromAgent, OrderAnswer, RestartOrder
+from slurm_watchdog.supervisor import machine
 from slurm_watchdog.supervisor.launcher import Launcher, is_our_switch
 from slurm_watchdog.supervisor.placement import Allocation
 from slurm_watchdog.supervisor.service import JobSupervisor
 from slurm_watchdog.supervisor.state import Settings
 
 
-def supervisor_of_a_job() -> JobSupervisor:
+def supervisor_of_a_job(*command: str, max_restarts: int = 0) -> JobSupervisor:
     allocation = Allocation(job_id="7", nodes=("n1",), batch_host="n1")
-    launcher = Launcher(("true",), allocation, {"PATH": "/nonexistent"})
-    settings = Settings(allocation=allocation, count=1, least=1, max_restarts=0)
+    launcher = Launcher(command or ("true",), allocation, {"PATH": "/nonexistent"})
+    settings = Settings(allocation=allocation, count=1, least=1, max_restarts=max_restarts)
     return JobSupervisor(settings, launcher)
 
 
@@ -62,6 +63,27 @@ def test_an_order_is_answered_once_however_often_it_is_heard_and_none_while_anot
     assert [each[2] for each in answers] == [0, 11, 11, 11, 0]
     assert [each[0] for each in answers] == ["d1", "d1", "d1", "d2", "d2"]
     close(mine)
+
+
+def test_an_order_that_is_handled_after_the_command_has_ended_well_starts_nothing(tmp_path: Path) -> None:
+    mine = supervisor_of_a_job("/bin/sh", "-c", f"echo >>{tmp_path}/starts", max_restarts=3)
+
+    async def day() -> None:
+        supervisor = mine.supervisor
+        await supervisor.begin()
+        while not supervisor.run.starts:
+            await supervisor.next()
+        await supervisor.handle(machine.event(machine.steps_seen, (BATCH_STEP,)))
+        mine.hear(FromAgent(order=RestartOrder(decision="d1", step_id=BATCH_STEP, start=1), given_at=clock.wall()))
+        while not mine.launcher.has_finished:  # noqa: ASYNC110, what is waited for is in the world
+            await asyncio.sleep(0.01)
+        await asyncio.wait_for(supervisor.follow(), 20)
+        supervisor.cancel()
+
+    asyncio.run(day())
+    close(mine)
+    assert (mine.supervisor.run.exit_code, mine.supervisor.run.answer) == (0, OrderAnswer.REFUSED)
+    assert len((tmp_path / "starts").read_text().splitlines()) == 1
 
 
 def test_only_a_kill_switch_of_ours_is_seen(tmp_path: Path) -> None:

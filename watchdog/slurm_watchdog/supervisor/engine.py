@@ -191,8 +191,14 @@ class Supervisor:
         if by_itself or not self.run.requeued:
             self.run = replace(self.run, resume_from=self.good(self.run.resume_from))
         switched = by_itself and await self.launcher.is_switched()
+        if start == self.run.starts:
+            self.launcher.has_finished = by_itself and code == 0 and not switched
         stopped = stopped_by(await self.launcher.tail()) if by_itself and code and self.run.settings.in_slurm else ""
-        self.tell(machine.event(machine.ended, start, exit_code(code), switched=switched, stopped=stopped))
+        self.tell(
+            machine.event(
+                machine.ended, start, exit_code(code), switched=switched, stopped=stopped, by_itself=by_itself
+            )
+        )
         while self.run.phase is Phase.WAITING or not self._events.empty():
             await asyncio.sleep(POLL_S)
             if self.run.phase is Phase.WAITING:

@@ -119,7 +119,7 @@ class Launcher:
         self.step_nodes: frozenset[str] = frozenset()  # Of those steps, as far as Slurm says.
         self._resolved: set[int] = set()
         self.pid: int | None = None  # Of the present start; None: none was begun.
-        self.has_finished = False  # It has ended well, which is perhaps not handled yet.
+        self.has_finished = False  # It has ended well, by itself, which is perhaps not handled yet.
         self.running = SharedPid()  # The same for whoever waits for it if we die; 0: it does not run.
         self.input = GivenInput()
 
@@ -199,7 +199,6 @@ class Launcher:
 
     def ended(self, process: asyncio.subprocess.Process, *, expected: bool) -> None:
         """This start has ended; `expected`: by us, or by a person."""
-        self.has_finished = process.pid == self.pid and process.returncode == 0
         if self.running.value == process.pid:
             self.running.value = 0
 

@@ -42,6 +42,7 @@ WAIT_S = 120.0  # For an order, after a command that ended because of our kill s
 SWITCH_GONE_S = 30.0  # After the kill switch was taken away, that no order came: it was no restart.
 LOOK_MORE_S = 3.0  # Beside look_s(), for slurmctld, which is asked before, and the end of a look that is given up.
 SIGINT = 2
+FINISHED = "the command has ended well"
 INTERRUPTED, TERMINATED = 130, 143  # 128 + SIGINT, 128 + SIGTERM: as a shell has them.
 
 Next = tuple[Run, tuple[Action, ...]]
@@ -243,8 +244,11 @@ def beside(run: Run, now: float, wall: float, pid: int) -> Next:
 # ------------------------------------------------------------------------------------ orders
 
 
-def ordered(run: Run, now: float, wall: float, order: RestartOrder, written_at: float) -> Next:
-    """An order came; `written_at`: since the epoch, when the agent got it."""
+def ordered(
+    run: Run, now: float, wall: float, order: RestartOrder, written_at: float, *, has_finished: bool = False
+) -> Next:
+    """An order came; `written_at`: since the epoch, when the agent got it. `has_finished`: the command has ended well,
+    by itself, which `ended` says next."""
     age_s = wall - written_at
     if order.decision in run.seen:
         return run, ()
@@ -252,7 +256,7 @@ def ordered(run: Run, now: float, wall: float, order: RestartOrder, written_at: 
     if age_s > now - run.began:
         return run, ()  # to a `run` before this one in the same script
     run = replace(run, answered=order.decision)
-    if refusal := _refusal(run, order, age_s, wall):
+    if refusal := FINISHED if has_finished else _refusal(run, order, age_s, wall):
         return replace(run, answer=OrderAnswer.REFUSED, words=refusal), (Say(f"an order was refused: {refusal}"),)
     avoid = tuple(node for node in run.settings.allocation.nodes if node in order.avoid)
     words = f"{step_words(order.step_id)} is ended and the command started again" if run.phase is Phase.RUNNING else (
@@ -326,14 +330,18 @@ def _used_up(run: Run) -> str:
 
 
 def ended(
-    run: Run, now: float, wall: float, start: int, code: int, *, switched: bool = False, stopped: str = ""
-) -> Next:
+    run: Run, now: float, wall: float, start: int, code: int, *, switched: bool = False, stopped: str = "",
+    by_itself: bool = False,
+) -> Next:  # fmt: skip
     """The command has ended, or what was left of it has. `start`: its number, from 1; `switched`: our kill switch is
-    there; `stopped`: who ended its step, where that was not itself: a part of a sentence."""
+    there; `stopped`: who ended its step, where that was not itself: a part of a sentence. `by_itself`: before it was
+    told to end."""
     if start != run.starts:
         return run, ()
     run = replace(run, exit_code=code)
     if run.phase is Phase.ENDING:
+        if run.order is not None and by_itself and code == 0 and not switched:  # taken between the end and this
+            return _over(replace(run, order=None, answer=OrderAnswer.REFUSED), now, code, FINISHED)
         return _after_end(run, now, wall)
     if run.phase is not Phase.RUNNING:
         return run, ()
@@ -346,7 +354,7 @@ def ended(
         code = INTERRUPTED if code == 1 else code  # a launcher reports it as an error of its own
         return _over(replace(run, cancelled=True), now, code, "it was interrupted")[0], ()
     if code == 0:
-        return _over(run, now, code, "the command has ended well")
+        return _over(run, now, code, FINISHED)
     if not stopped and run.told_at is not None and (age_s := now - run.told_at) <= TOLD_S:
         notice = "as a notice that its time is nearly over is"
         stopped = f"SIGUSR1 or SIGUSR2 was passed to it {age_s:.0f} s before, {notice}"

@@ -323,26 +323,29 @@ def send(processes: Iterable[psutil.Process], *numbers: int) -> None:
 
 
 def receivers(everyone: Sequence[psutil.Process], main: int | None, number: int) -> list[psutil.Process]:
-    """Who gets a signal that does not ask for the end: process `main` of the command where it has a handler for it
-    (mpirun, a script with a trap), else the sruns, which hand it to their tasks, else what `main` has started."""
+    """Who gets a signal that does not ask for the end: process `main` of the command where it takes it (mpirun, a
+    script with a trap), else the sruns, which hand it to their tasks, else what `main` has started and takes it, where
+    `main` does not ignore it; else `main`."""
     own = [each for each in everyone if each.pid == main]
-    if own and catches(own[0].pid, number):
+    if own and takes(own[0].pid, number):
         return own
     sruns, below = [], []
     for each in everyone:
         with contextlib.suppress(psutil.Error):
             sruns += [each] if each.name() == NAME else []
-            below += [each] if each.ppid() == main else []
-    return sruns or below or own
+            below += [each] if each.ppid() == main and takes(each.pid, number) else []
+    ignores = any(takes(each.pid, number, "Ign") for each in own)
+    return sruns or ([] if ignores else below) or own
 
 
-def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal (proc(5), SigCgt)."""
+def takes(pid: int, number: int, how: str = "Cgt|Blk") -> bool:
+    """Whether a process has a handler for a signal, or blocks it, as who waits for it by sigwait or signalfd; or what
+    else `how` says (proc(5): SigCgt, SigBlk, SigIgn)."""
     try:
-        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        masks = re.findall(rf"^Sig(?:{how}):\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     except OSError:
         return False
-    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
 
 def is_our_switch(path: str) -> bool:

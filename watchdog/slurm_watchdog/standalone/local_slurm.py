@@ -253,12 +253,12 @@ class LocalSlurm:
     # ------------------------------------------------------------------------------------ levers
 
     async def requeue_hold(self, job_id: str, *, only_unfinished: bool) -> None:
+        if machine.late(self._run, clock.wall()):
+            await self.supervisor.read_end()
         run = self._run
         if run.requeued and run.phase is not Phase.ENDING:
             return
-        if machine.late(run, clock.wall()):
-            await self.supervisor.read_end()
-        if late := machine.late(self._run, clock.wall()):
+        if late := machine.late(run, clock.wall()):
             raise SlurmRefused(f"it is {late}", Refusal.FINISHED)
         if only_unfinished and (self.state in OVER or self.launcher.has_finished):
             raise SlurmRefused("the command has ended", Refusal.FINISHED)

@@ -82,7 +82,8 @@ class Supervisor:
 
     async def read_end(self) -> None:
         """`scontrol update TimeLimit=` and a suspension move it. Once an order, or an end: 3 s at most."""
-        self.run = machine.with_end(self.run, await self.launcher.ask.end_at())
+        end_at = await self.launcher.ask.end_at()
+        self.run = machine.with_end(self.run, end_at)  # what is so after the answer
 
     def cancel(self) -> None:
         """Leaves all that is under way."""

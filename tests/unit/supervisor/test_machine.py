@@ -558,6 +558,27 @@ def test_a_lost_node_without_which_the_command_cannot_run_is_a_requeue_or_the_en
     assert (day.run.phase, day.run.exit_code) == (Phase.OVER, 143)
 
 
+@pytest.mark.parametrize(("max_restarts", "end_at"), [(0, None), (3, 50.0)])
+def test_a_failure_after_the_last_restart_is_a_requeue_where_slurm_has_lost_its_node(
+    max_restarts: int, end_at: float | None
+) -> None:
+    def failed(*lost: str, stopped: str = "") -> Day:
+        day = Day(max_restarts=max_restarts, end_at=end_at).runs()
+        day.on(event(machine.taken_out, lost))
+        day.ends(1, stopped=stopped)
+        return day
+
+    day = failed("n2")
+    assert day.did == [Requeue()]
+    assert "Slurm has lost n2, and the command cannot be started again here (" in day.said[-1]
+    day.on(machine.tick, 15)
+    assert day.on(event(machine.looked, {})) == [Requeue()], "Slurm did not answer"
+    day.on(machine.not_requeued)
+    assert (day.run.phase, day.run.exit_code) == (Phase.OVER, 1)
+    assert failed().run.phase is failed("n4").run.phase is Phase.OVER, "no node of the command's"
+    assert failed("n2", stopped="its step was cancelled").run.phase is Phase.OVER
+
+
 def test_a_command_that_can_run_on_fewer_nodes_does_so_where_no_spare_is_left() -> None:
     day = Day(count=4, least=2).runs()
     day.ends(143)

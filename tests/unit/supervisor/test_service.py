@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,28 @@ def test_an_order_that_is_handled_after_the_command_has_ended_well_starts_nothin
     close(mine)
     assert (mine.supervisor.run.exit_code, mine.supervisor.run.answer) == (0, OrderAnswer.REFUSED)
     assert len((tmp_path / "starts").read_text().splitlines()) == 1
+
+
+def test_a_job_that_has_lost_a_node_is_requeued_after_the_last_restart(tmp_path: Path) -> None:
+    lost = tmp_path / "lost"
+    asked = f"echo $* >>{tmp_path}/asked; exit 1"
+    for name, script in {"squeue": f"[ -e {lost} ] && echo n1 || echo n1,n2", "srun": "", "scontrol": asked}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o700)
+    allocation = Allocation(job_id="7", nodes=("n1", "n2"), batch_host="n1", end_at=clock.wall() + 3600)
+    environ = {"PATH": f"{tmp_path}{os.pathsep}{os.defpath}"}
+    launcher = Launcher(("sh", "-c", f"touch {lost}; exit 3"), allocation, environ)
+    mine = JobSupervisor(Settings(allocation=allocation, count=2, least=2, max_restarts=0), launcher)
+
+    async def day() -> None:
+        await mine.supervisor.begin()
+        await asyncio.wait_for(mine.supervisor.follow(), 30)
+        mine.supervisor.cancel()
+
+    asyncio.run(day())
+    close(mine)
+    assert "requeue 7" in (tmp_path / "asked").read_text().splitlines()
+    assert (mine.supervisor.run.starts, mine.supervisor.run.exit_code) == (1, 3), "Slurm has refused"
 
 
 def test_only_a_kill_switch_of_ours_is_seen(tmp_path: Path) -> None:

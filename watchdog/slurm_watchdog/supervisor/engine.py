@@ -195,11 +195,12 @@ class Supervisor:
         if start == self.run.starts:
             self.launcher.has_finished = by_itself and code == 0 and not switched
         stopped = stopped_by(await self.launcher.tail()) if by_itself and code and self.run.settings.in_slurm else ""
-        self.tell(
-            machine.event(
-                machine.ended, start, exit_code(code), switched=switched, stopped=stopped, by_itself=by_itself
-            )
-        )
+        fails = code and not expected and not stopped and self.run.settings.in_slurm
+        if fails and (lost := await self.launcher.lost(self.run.placement.nodes)):
+            self.tell(machine.event(machine.taken_out, lost))
+        self.tell(machine.event(
+            machine.ended, start, exit_code(code), switched=switched, stopped=stopped, by_itself=by_itself
+        ))  # fmt: skip
         while self.run.phase is Phase.WAITING or not self._events.empty():
             await asyncio.sleep(POLL_S)
             if self.run.phase is Phase.WAITING:

@@ -287,14 +287,17 @@ class Launcher:
 
     # ------------------------------------------------------------------------------------ look
 
+    async def lost(self, nodes: Sequence[str]) -> frozenset[str]:
+        """Those that Slurm has taken out of the job, as one that is down leaves it under --no-kill."""
+        present = await self.ask.nodes() if self._srun is not None else frozenset[str]()
+        return frozenset(node for node in nodes if present and node not in present)
+
     async def look(self, nodes: Sequence[str], spares: int) -> tuple[dict[str, str], frozenset[str]]:
-        """(node to what is wrong there; nodes that Slurm has taken out of the job, as one that is down leaves it under
-        --no-kill). Nothing where no one answers. `spares`: nodes that the start does without. Takes a little more than
-        look_s() at most."""
+        """(node to what is wrong there; nodes that are `lost`). Nothing where no one answers. `spares`: nodes that the
+        start does without. Takes a little more than look_s() at most."""
         if self._srun is None:
             return {}, frozenset()
-        present = await self.ask.nodes()
-        gone = frozenset(node for node in nodes if present and node not in present)
+        gone = await self.lost(nodes)
         here = [node for node in nodes if node not in gone]
         left_out = [node for node in self._allocation.nodes if node not in here]
         # Both numbers are given: a range of nodes without a number of tasks ends the slurmctld of 22.05.

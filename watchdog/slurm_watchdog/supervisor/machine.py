@@ -130,11 +130,16 @@ def _look(run: Run, now: float) -> Next:
     return replace(run, phase=Phase.LOOKING, since=now, looked=False), (Look(nodes),)
 
 
+def taken_out(run: Run, now: float, wall: float, lost: Collection[str]) -> Next:
+    """Slurm has taken these nodes out of the job."""
+    said = (Say(f"Slurm has lost {', '.join(sorted(lost))}: it is left out"),) if lost else ()
+    return replace(run, lost=run.lost | set(lost), avoided=run.avoided | set(lost)), said
+
+
 def looked(run: Run, now: float, wall: float, suspects: Mapping[str, str], lost: Collection[str] = ()) -> Next:
     """The look at the nodes is over; `suspects`: node to what is wrong there, a part of a sentence. `lost`: nodes that
     Slurm has taken out of the job."""
-    said = (Say(f"Slurm has lost {', '.join(sorted(lost))}: it is left out"),) if lost else ()
-    run = replace(run, suspects=suspects, lost=run.lost | set(lost), avoided=run.avoided | set(lost), looked=True)
+    run, said = taken_out(replace(run, suspects=suspects, looked=True), now, wall, lost)
     run, actions = _start(run, now, wall) if run.phase is Phase.LOOKING else (run, ())
     return run, (*said, *actions)
 
@@ -148,6 +153,8 @@ def _start(run: Run, now: float, wall: float) -> Next:
     settings = run.settings
     if run.held:
         return replace(run, phase=Phase.LOOKING, looked=True), ()
+    if not run.requeued and _has_lost_its_nodes(run) and (why := _used_up(run) or late(run, wall, of="it is ")):
+        return _without(run, now, why)
     if run.starts and (why := late(run, wall)):
         return _over(run, now, run.exit_code or TERMINATED, f"nothing is started again {why}")
     # A command in the batch script stays where that is, whatever its node looks like.
@@ -176,14 +183,19 @@ def _start(run: Run, now: float, wall: float) -> Next:
 
 
 def _without(run: Run, now: float, why: str) -> Next:
-    """Too few nodes are left. But for `--no-kill` Slurm would requeue a job that has lost one: so is it done here, and
-    asked for again after another look where Slurm does not answer."""
+    """Too few nodes are left, or no restart. But for `--no-kill` Slurm would requeue a job that has lost a node: so is
+    it done here, and asked for again after another look where Slurm does not answer."""
     if not run.lost:
         return _over(run, now, run.exit_code or TERMINATED, why)
     lost = ", ".join(node for node in run.settings.allocation.nodes if node in run.lost)
     words = f"Slurm has lost {lost}, and the command cannot be started again here ({why}): the job is requeued"
     said = () if words == run.words else (Say(words),)
     return replace(run, phase=Phase.PAUSING, since=now, words=words), (*said, Requeue())
+
+
+def _has_lost_its_nodes(run: Run) -> bool:
+    """Whether Slurm has taken a node of the last start out of the job."""
+    return not run.lost.isdisjoint(run.placement.nodes)
 
 
 def not_requeued(run: Run, now: float, wall: float) -> Next:
@@ -362,6 +374,8 @@ def ended(
         stopped = "it was interrupted"
     run = replace(run, cancelled=bool(stopped))
     if why := stopped or _used_up(run) or late(run, wall, of="it is "):
+        if _has_lost_its_nodes(run) and not stopped:
+            return _without(run, now, why)
         return _over(run, now, code, f"the command ended with {code_words(code)}, and is not started again: {why}")
     words = (
         f"the command ended with {code_words(code)}; restarting in {run.settings.restart_delay_s:.0f} s "

@@ -187,7 +187,11 @@ def test_a_signal_is_the_commands_and_so_is_its_answer(place: Path, number: int,
 
 @pytest.mark.thorough
 def test_ctrl_z_stops_it_and_fg_and_bg_continue_it(place: Path) -> None:
-    (place / "ticks.py").write_text("import time\nwhile True:\n    print('tick', flush=True)\n    time.sleep(0.2)\n")
+    (place / "ticks.py").write_text(
+        "import sys, threading, time\n"
+        "threading.Thread(target=lambda: [print('got', line, flush=True) for line in sys.stdin], daemon=True).start()\n"
+        "while True:\n    print('tick', flush=True)\n    time.sleep(0.2)\n"
+    )
     session = Session(place, "true", shell=True)
     try:
         session.until("$ ")
@@ -210,8 +214,11 @@ def test_ctrl_z_stops_it_and_fg_and_bg_continue_it(place: Path) -> None:
         assert ticks() > 5
         session.types("echo $((40 + 2)) is read by the shell\n")
         session.until("42 is read by the shell")
+        assert "got" not in session.seen, "it was typed to the shell"
         session.types("fg\n")
         ticks()
+        session.types("to the command\n")
+        session.until("got to the command")
         session.types("\x03")
         session.until("was interrupted by you")
     finally:

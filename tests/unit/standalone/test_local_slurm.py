@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,23 @@ def test_a_requeue_in_the_last_minute_of_the_job_is_refused(tmp_path: Path) -> N
         assert job.state == "RUNNING"
 
     with_job(tmp_path, LOOP, talk, end_at=1.0, answers=iter(()))
+
+
+def test_a_command_that_ends_while_slurm_is_asked_for_the_time_is_run_again_all_the_same(tmp_path: Path) -> None:
+    async def talk(job: LocalSlurm) -> None:
+        async def ask() -> float | None:
+            (tmp_path / "go").touch()
+            await job.over.wait()
+            return time.time() + 3600
+
+        await until(lambda: lines(job))
+        job.launcher.ask.end_at = ask  # type: ignore[method-assign]
+        await job.requeue_hold("77", only_unfinished=False)
+        await job.release("77")
+        await until(lambda: len(lines(job)) == 2)
+
+    script = f"echo run; until [ -e {tmp_path}/go ]; do sleep 0.05; done"
+    with_job(tmp_path, script, talk, end_at=time.time() + LAST_S / 2, answers=iter(()))
 
 
 @pytest.mark.parametrize(("number", "kind"), [(signal.SIGSEGV, "segmentation_fault"), (signal.SIGKILL, "killed")])

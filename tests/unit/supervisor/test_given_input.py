@@ -41,6 +41,18 @@ def test_a_here_document_in_a_pipe_is_there_for_every_start(size: int) -> None:
     os.close(reader)
 
 
+def test_what_the_command_does_not_read_stays_for_the_loop_around_it() -> None:
+    script = (
+        "import os, subprocess; from slurm_watchdog.supervisor.given_input import GivenInput; "
+        "subprocess.run(['true'], stdin=GivenInput().of_start(0), check=True)"
+    )
+    loop = f'while read x; do echo "$x"; {sys.executable} -c "{script}"; done'
+    done = subprocess.run(
+        ["bash", "-c", f"printf 'a\nb\nc\n' | {{ sleep 0.2; {loop}; }}"], capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("a\nb\nc\n", "")
+
+
 def test_a_stream_is_the_first_start_s_alone() -> None:
     reader, writer = os.pipe()
     os.write(writer, b"one")

@@ -14,8 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slurm_watchdog.supervisor.launcher import Launcher, catches, receivers
+from slurm_watchdog.supervisor.launcher import Launcher, receivers, takes
 from slurm_watchdog.supervisor.placement import Allocation, Placement
+
+BLOCKS = "env --block-signal=USR1"
+WAITS = f"{BLOCKS} sleep 60"  # As one that takes it by sigwait or signalfd, which blocks it.
 
 
 @contextmanager
@@ -30,7 +33,7 @@ def command(tmp_path: Path, script: str) -> Iterator[list[psutil.Process]]:
         own = psutil.Process(shell.pid)
         everyone = [own, *own.children(recursive=True)]
         end = time.monotonic() + 10
-        while any(each.name() == "bash" for each in everyone[1:]):  # not executed yet
+        while any(each.name() in ("bash", "env") for each in everyone[1:]):  # not executed yet
             assert time.monotonic() < end
             time.sleep(0.01)
         yield everyone
@@ -44,7 +47,13 @@ def command(tmp_path: Path, script: str) -> Iterator[list[psutil.Process]]:
         pytest.param("$0 60 &", "srun", id="srun hands it to its tasks"),
         pytest.param("trap : USR1; $0 60 & $0 61 &", "bash", id="a script with a trap, or mpirun"),
         pytest.param("$0 60 & $0 61 &", "srun srun", id="a function of the script"),
-        pytest.param("sleep 60 &", "sleep", id="a launcher, or a function, without srun"),
+        pytest.param("trap '' USR1; $0 60 & $0 61 &", "srun srun", id="a script that lives on, for its sruns"),
+        pytest.param(f"{WAITS} &", "sleep", id="a launcher, or a function, without srun"),
+        pytest.param(
+            f"exec {BLOCKS} bash -c '$0 60 & echo ready; read x; wait' $0;", "bash", id="one that waits for it"
+        ),
+        pytest.param("sleep 60 &", "bash", id="a helper that would die of it"),
+        pytest.param(f"trap '' USR1; {WAITS} &", "bash", id="a program that ignores it"),
         pytest.param("", "bash", id="a program"),
         pytest.param("trap : USR2; $0 60 &", "srun", id="a trap for another one"),
     ],
@@ -55,8 +64,8 @@ def test_a_signal_goes_to_whom_it_would_have_gone(tmp_path: Path, script: str, e
         assert " ".join(each.name() for each in found) == expected
 
 
-def test_a_process_that_is_gone_catches_nothing() -> None:
-    assert not catches(2**22 + 1, signal.SIGUSR1)
+def test_a_process_that_is_gone_takes_nothing() -> None:
+    assert not takes(2**22 + 1, signal.SIGUSR1)
 
 
 def test_a_start_finds_the_last_good_checkpoint_that_an_order_has_named(tmp_path: Path) -> None:

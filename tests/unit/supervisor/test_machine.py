@@ -320,6 +320,21 @@ def test_a_command_that_ends_well_is_over() -> None:
     assert (day.run.phase, day.run.exit_code) == (Phase.OVER, 0)
 
 
+@pytest.mark.parametrize(
+    ("by_itself", "switched", "over"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_an_order_that_was_taken_after_the_command_had_ended_well_starts_nothing(
+    by_itself: bool, switched: bool, over: bool
+) -> None:
+    day = Day().runs()
+    day.order()
+    day.on(event(machine.ended, 1, 0, switched=switched, by_itself=by_itself))
+    assert (day.run.phase is Phase.OVER) == over
+    assert day.run.answer is (OrderAnswer.REFUSED if over else OrderAnswer.TAKEN)
+    day.on(event(machine.looked, {}))
+    assert day.run.starts == (1 if over else 2)
+
+
 def test_a_command_that_fails_starts_again_after_its_last_words_were_judged_and_so_often() -> None:
     day = Day(max_restarts=1).runs()
     assert day.ends(7) == [SignalSteps("TERM", ("0",)), SignalTree("TERM")], "what the command left behind"
@@ -541,6 +556,27 @@ def test_a_lost_node_without_which_the_command_cannot_run_is_a_requeue_or_the_en
     assert len([line for line in day.said if "cannot be started again here" in line]) == 1
     assert day.on(machine.not_requeued) == []
     assert (day.run.phase, day.run.exit_code) == (Phase.OVER, 143)
+
+
+@pytest.mark.parametrize(("max_restarts", "end_at"), [(0, None), (3, 50.0)])
+def test_a_failure_after_the_last_restart_is_a_requeue_where_slurm_has_lost_its_node(
+    max_restarts: int, end_at: float | None
+) -> None:
+    def failed(*lost: str, stopped: str = "") -> Day:
+        day = Day(max_restarts=max_restarts, end_at=end_at).runs()
+        day.on(event(machine.taken_out, lost))
+        day.ends(1, stopped=stopped)
+        return day
+
+    day = failed("n2")
+    assert day.did == [Requeue()]
+    assert "Slurm has lost n2, and the command cannot be started again here (" in day.said[-1]
+    day.on(machine.tick, 15)
+    assert day.on(event(machine.looked, {})) == [Requeue()], "Slurm did not answer"
+    day.on(machine.not_requeued)
+    assert (day.run.phase, day.run.exit_code) == (Phase.OVER, 1)
+    assert failed().run.phase is failed("n4").run.phase is Phase.OVER, "no node of the command's"
+    assert failed("n2", stopped="its step was cancelled").run.phase is Phase.OVER
 
 
 def test_a_command_that_can_run_on_fewer_nodes_does_so_where_no_spare_is_left() -> None:

@@ -48,9 +48,7 @@ class LocalLauncher(Launcher):
         has_steps = len(allocation.nodes) > 1
         super().__init__(command, allocation, environ, check=check, checkpoints=checkpoints, has_steps=has_steps)
         self.command, self.output, self.errors = tuple(command), output, errors
-        self.terminal = Terminal(
-            self.group
-        )  # Takes the place of its input and of these files, as far as ours are a terminal.
+        self.terminal = Terminal()  # Takes the place of its input and of these files, as far as ours are a terminal.
         self._kill_switch, self._job_id, self.errors_at = kill_switch, allocation.job_id, 0
 
     async def environment(self, placement: Placement, starts: int) -> dict[str, str]:
@@ -69,18 +67,15 @@ class LocalLauncher(Launcher):
         with contextlib.ExitStack() as opened:
             given = [self.input.of_start(starts)]
             given += [opened.enter_context(each.open("ab")).fileno() for each in (self.output, self.errors)]
-            terminal, before = self.terminal, None
-            if terminal.fds:
-                terminal.follow()
-                before = terminal.in_child
-            if terminal.is_read():
-                given[0] = 0
-            if printed := [fd for fd in (1, 2) if fd in terminal.fds]:
-                slave = terminal.begin(given[printed[0]])
-                opened.callback(os.close, slave)
-                for fd in printed:
-                    given[fd] = slave
-            yield given[0], given[1], given[2], before
+            terminal = self.terminal
+            if not terminal.fds:
+                yield given[0], given[1], given[2], None
+                return
+            slave = terminal.begin(given[1] if 1 in terminal.fds else given[2] if 2 in terminal.fds else 0)
+            opened.callback(os.close, slave)
+            for fd in terminal.fds:
+                given[fd] = slave
+            yield given[0], given[1], given[2], lambda: terminal.in_child(slave)
 
     def ended(self, process: asyncio.subprocess.Process, *, expected: bool) -> None:
         """A process that a signal ends has no last words: a line like a shell's, below its own."""
@@ -110,14 +105,11 @@ class LocalLauncher(Launcher):
         else:
             self.signal_foreground(number)
 
-    def group(self) -> int | None:
-        """The command's process group, to which a terminal would send its signals; None: it does not run. In the pause
-        before a start the number may be another's."""
-        return self.pid if self.processes() else None
-
     def signal_foreground(self, number: int) -> None:
-        """As a key of a terminal does."""
-        if pid := self.group():
+        """As a key of a terminal does: to the command's process group, or to that which has its terminal."""
+        if not self.processes():
+            return  # in the pause before a start the number may be another's
+        if pid := self.terminal.group() or self.pid:
             with contextlib.suppress(OSError):
                 os.killpg(pid, number)
 
@@ -261,12 +253,12 @@ class LocalSlurm:
     # ------------------------------------------------------------------------------------ levers
 
     async def requeue_hold(self, job_id: str, *, only_unfinished: bool) -> None:
+        if machine.late(self._run, clock.wall()):
+            await self.supervisor.read_end()
         run = self._run
         if run.requeued and run.phase is not Phase.ENDING:
             return
-        if machine.late(run, clock.wall()):
-            await self.supervisor.read_end()
-        if late := machine.late(self._run, clock.wall()):
+        if late := machine.late(run, clock.wall()):
             raise SlurmRefused(f"it is {late}", Refusal.FINISHED)
         if only_unfinished and (self.state in OVER or self.launcher.has_finished):
             raise SlurmRefused("the command has ended", Refusal.FINISHED)

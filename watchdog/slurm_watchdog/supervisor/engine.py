@@ -82,7 +82,8 @@ class Supervisor:
 
     async def read_end(self) -> None:
         """`scontrol update TimeLimit=` and a suspension move it. Once an order, or an end: 3 s at most."""
-        self.run = machine.with_end(self.run, await self.launcher.ask.end_at())
+        end_at = await self.launcher.ask.end_at()
+        self.run = machine.with_end(self.run, end_at)  # what is so after the answer
 
     def cancel(self) -> None:
         """Leaves all that is under way."""
@@ -191,8 +192,15 @@ class Supervisor:
         if by_itself or not self.run.requeued:
             self.run = replace(self.run, resume_from=self.good(self.run.resume_from))
         switched = by_itself and await self.launcher.is_switched()
+        if start == self.run.starts:
+            self.launcher.has_finished = by_itself and code == 0 and not switched
         stopped = stopped_by(await self.launcher.tail()) if by_itself and code and self.run.settings.in_slurm else ""
-        self.tell(machine.event(machine.ended, start, exit_code(code), switched=switched, stopped=stopped))
+        fails = code and not expected and not stopped and self.run.settings.in_slurm
+        if fails and (lost := await self.launcher.lost(self.run.placement.nodes)):
+            self.tell(machine.event(machine.taken_out, lost))
+        self.tell(machine.event(
+            machine.ended, start, exit_code(code), switched=switched, stopped=stopped, by_itself=by_itself
+        ))  # fmt: skip
         while self.run.phase is Phase.WAITING or not self._events.empty():
             await asyncio.sleep(POLL_S)
             if self.run.phase is Phase.WAITING:

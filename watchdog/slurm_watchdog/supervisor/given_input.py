@@ -3,41 +3,49 @@ began, and nothing of any other pipe."""
 
 from __future__ import annotations
 
+import array
 import asyncio
+import ctypes
+import fcntl
 import os
 import select
 import stat
+import termios
 from contextlib import suppress
 
 NO_INPUT = "its standard input has been read by the first start, and was not a here-document or file: this one has none"
+SPLICE_F_NONBLOCK = 2  # splice(2)
 
 
 class GivenInput:
-    """Of one command. Nothing is read at a restart: a filesystem that hangs holds up none."""
+    """Of one command. Nothing is read at a restart: a filesystem that hangs holds up none. What the command does not
+    read stays where it is: a loop, or the shell that reads its script there, continues with it."""
 
     def __init__(self, fd: int = 0) -> None:
         """`fd`: the input. A terminal, a socket and a device are none, and neither is one that is closed."""
-        self._fd, self._begins_at = -1, -1
+        self._fd, self._again, self._begins_at = -1, -1, 0  # of the first start, and of each later one
         with suppress(OSError):
             mode = os.fstat(fd).st_mode
             if stat.S_ISREG(mode):
-                self._fd, self._begins_at = fd, os.lseek(fd, 0, os.SEEK_CUR)
+                self._begins_at = os.lseek(fd, 0, os.SEEK_CUR)
+                self._fd = self._again = fd
             elif stat.S_ISFIFO(mode):
                 self._fd = fd
                 if _is_whole(fd):
-                    self._fd, self._begins_at = _copy(fd), 0
+                    self._again = _copy(fd)
 
     def is_lost(self, starts: int) -> bool:
         """Whether a start has none, though the first one had; `starts`: how often the command was started before."""
-        return starts > 0 and self._fd >= 0 > self._begins_at
+        return starts > 0 and self._fd >= 0 > self._again
 
     def of_start(self, starts: int) -> int:
         """What asyncio and subprocess take as stdin."""
-        if self._fd < 0 or self.is_lost(starts):
+        fd = self._again if starts else self._fd
+        if fd < 0:
             return asyncio.subprocess.DEVNULL
-        if self._begins_at >= 0:
-            os.lseek(self._fd, self._begins_at, os.SEEK_SET)
-        return self._fd
+        if fd == self._again:
+            os.lseek(fd, self._begins_at, os.SEEK_SET)
+        return fd
 
 
 def _is_whole(fd: int) -> bool:
@@ -48,8 +56,20 @@ def _is_whole(fd: int) -> bool:
 
 
 def _copy(fd: int) -> int:
-    """What is left in it, in memory."""
+    """What is left in it, in memory, and stays there: tee(2). -1: it could not be copied. Raises OSError."""
+    waiting, data = array.array("i", [0]), b""
+    fcntl.ioctl(fd, termios.FIONREAD, waiting)
+    if waiting[0]:
+        reads, writes = os.pipe()
+        try:
+            fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ))
+            copied = ctypes.CDLL(None).tee(fd, writes, ctypes.c_size_t(waiting[0]), SPLICE_F_NONBLOCK)
+            data = os.read(reads, copied) if copied > 0 else b""
+        finally:
+            os.close(reads)
+            os.close(writes)
+    if len(data) != waiting[0]:
+        return -1
     kept = os.memfd_create("slurm-watchdog-input")
-    while data := os.read(fd, 65_536):
-        os.write(kept, data)
+    os.write(kept, data)
     return kept

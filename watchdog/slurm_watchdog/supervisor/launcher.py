@@ -119,7 +119,7 @@ class Launcher:
         self.step_nodes: frozenset[str] = frozenset()  # Of those steps, as far as Slurm says.
         self._resolved: set[int] = set()
         self.pid: int | None = None  # Of the present start; None: none was begun.
-        self.has_finished = False  # It has ended well, which is perhaps not handled yet.
+        self.has_finished = False  # It has ended well, by itself, which is perhaps not handled yet.
         self.running = SharedPid()  # The same for whoever waits for it if we die; 0: it does not run.
         self.input = GivenInput()
 
@@ -199,7 +199,6 @@ class Launcher:
 
     def ended(self, process: asyncio.subprocess.Process, *, expected: bool) -> None:
         """This start has ended; `expected`: by us, or by a person."""
-        self.has_finished = process.pid == self.pid and process.returncode == 0
         if self.running.value == process.pid:
             self.running.value = 0
 
@@ -288,14 +287,17 @@ class Launcher:
 
     # ------------------------------------------------------------------------------------ look
 
+    async def lost(self, nodes: Sequence[str]) -> frozenset[str]:
+        """Those that Slurm has taken out of the job, as one that is down leaves it under --no-kill."""
+        present = await self.ask.nodes() if self._srun is not None else frozenset[str]()
+        return frozenset(node for node in nodes if present and node not in present)
+
     async def look(self, nodes: Sequence[str], spares: int) -> tuple[dict[str, str], frozenset[str]]:
-        """(node to what is wrong there; nodes that Slurm has taken out of the job, as one that is down leaves it under
-        --no-kill). Nothing where no one answers. `spares`: nodes that the start does without. Takes a little more than
-        look_s() at most."""
+        """(node to what is wrong there; nodes that are `lost`). Nothing where no one answers. `spares`: nodes that the
+        start does without. Takes a little more than look_s() at most."""
         if self._srun is None:
             return {}, frozenset()
-        present = await self.ask.nodes()
-        gone = frozenset(node for node in nodes if present and node not in present)
+        gone = await self.lost(nodes)
         here = [node for node in nodes if node not in gone]
         left_out = [node for node in self._allocation.nodes if node not in here]
         # Both numbers are given: a range of nodes without a number of tasks ends the slurmctld of 22.05.
@@ -324,26 +326,29 @@ def send(processes: Iterable[psutil.Process], *numbers: int) -> None:
 
 
 def receivers(everyone: Sequence[psutil.Process], main: int | None, number: int) -> list[psutil.Process]:
-    """Who gets a signal that does not ask for the end: process `main` of the command where it has a handler for it
-    (mpirun, a script with a trap), else the sruns, which hand it to their tasks, else what `main` has started."""
+    """Who gets a signal that does not ask for the end: process `main` of the command where it takes it (mpirun, a
+    script with a trap), else the sruns, which hand it to their tasks, else what `main` has started and takes it, where
+    `main` does not ignore it; else `main`."""
     own = [each for each in everyone if each.pid == main]
-    if own and catches(own[0].pid, number):
+    if own and takes(own[0].pid, number):
         return own
     sruns, below = [], []
     for each in everyone:
         with contextlib.suppress(psutil.Error):
             sruns += [each] if each.name() == NAME else []
-            below += [each] if each.ppid() == main else []
-    return sruns or below or own
+            below += [each] if each.ppid() == main and takes(each.pid, number) else []
+    ignores = any(takes(each.pid, number, "Ign") for each in own)
+    return sruns or ([] if ignores else below) or own
 
 
-def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal (proc(5), SigCgt)."""
+def takes(pid: int, number: int, how: str = "Cgt|Blk") -> bool:
+    """Whether a process has a handler for a signal, or blocks it, as who waits for it by sigwait or signalfd; or what
+    else `how` says (proc(5): SigCgt, SigBlk, SigIgn)."""
     try:
-        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        masks = re.findall(rf"^Sig(?:{how}):\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     except OSError:
         return False
-    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
 
 def is_our_switch(path: str) -> bool:

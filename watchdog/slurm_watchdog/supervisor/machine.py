@@ -42,6 +42,7 @@ WAIT_S = 120.0  # For an order, after a command that ended because of our kill s
 SWITCH_GONE_S = 30.0  # After the kill switch was taken away, that no order came: it was no restart.
 LOOK_MORE_S = 3.0  # Beside look_s(), for slurmctld, which is asked before, and the end of a look that is given up.
 SIGINT = 2
+FINISHED = "the command has ended well"
 INTERRUPTED, TERMINATED = 130, 143  # 128 + SIGINT, 128 + SIGTERM: as a shell has them.
 
 Next = tuple[Run, tuple[Action, ...]]
@@ -129,11 +130,16 @@ def _look(run: Run, now: float) -> Next:
     return replace(run, phase=Phase.LOOKING, since=now, looked=False), (Look(nodes),)
 
 
+def taken_out(run: Run, now: float, wall: float, lost: Collection[str]) -> Next:
+    """Slurm has taken these nodes out of the job."""
+    said = (Say(f"Slurm has lost {', '.join(sorted(lost))}: it is left out"),) if lost else ()
+    return replace(run, lost=run.lost | set(lost), avoided=run.avoided | set(lost)), said
+
+
 def looked(run: Run, now: float, wall: float, suspects: Mapping[str, str], lost: Collection[str] = ()) -> Next:
     """The look at the nodes is over; `suspects`: node to what is wrong there, a part of a sentence. `lost`: nodes that
     Slurm has taken out of the job."""
-    said = (Say(f"Slurm has lost {', '.join(sorted(lost))}: it is left out"),) if lost else ()
-    run = replace(run, suspects=suspects, lost=run.lost | set(lost), avoided=run.avoided | set(lost), looked=True)
+    run, said = taken_out(replace(run, suspects=suspects, looked=True), now, wall, lost)
     run, actions = _start(run, now, wall) if run.phase is Phase.LOOKING else (run, ())
     return run, (*said, *actions)
 
@@ -147,6 +153,8 @@ def _start(run: Run, now: float, wall: float) -> Next:
     settings = run.settings
     if run.held:
         return replace(run, phase=Phase.LOOKING, looked=True), ()
+    if not run.requeued and _has_lost_its_nodes(run) and (why := _used_up(run) or late(run, wall, of="it is ")):
+        return _without(run, now, why)
     if run.starts and (why := late(run, wall)):
         return _over(run, now, run.exit_code or TERMINATED, f"nothing is started again {why}")
     # A command in the batch script stays where that is, whatever its node looks like.
@@ -175,14 +183,19 @@ def _start(run: Run, now: float, wall: float) -> Next:
 
 
 def _without(run: Run, now: float, why: str) -> Next:
-    """Too few nodes are left. But for `--no-kill` Slurm would requeue a job that has lost one: so is it done here, and
-    asked for again after another look where Slurm does not answer."""
+    """Too few nodes are left, or no restart. But for `--no-kill` Slurm would requeue a job that has lost a node: so is
+    it done here, and asked for again after another look where Slurm does not answer."""
     if not run.lost:
         return _over(run, now, run.exit_code or TERMINATED, why)
     lost = ", ".join(node for node in run.settings.allocation.nodes if node in run.lost)
     words = f"Slurm has lost {lost}, and the command cannot be started again here ({why}): the job is requeued"
     said = () if words == run.words else (Say(words),)
     return replace(run, phase=Phase.PAUSING, since=now, words=words), (*said, Requeue())
+
+
+def _has_lost_its_nodes(run: Run) -> bool:
+    """Whether Slurm has taken a node of the last start out of the job."""
+    return not run.lost.isdisjoint(run.placement.nodes)
 
 
 def not_requeued(run: Run, now: float, wall: float) -> Next:
@@ -243,8 +256,11 @@ def beside(run: Run, now: float, wall: float, pid: int) -> Next:
 # ------------------------------------------------------------------------------------ orders
 
 
-def ordered(run: Run, now: float, wall: float, order: RestartOrder, written_at: float) -> Next:
-    """An order came; `written_at`: since the epoch, when the agent got it."""
+def ordered(
+    run: Run, now: float, wall: float, order: RestartOrder, written_at: float, *, has_finished: bool = False
+) -> Next:
+    """An order came; `written_at`: since the epoch, when the agent got it. `has_finished`: the command has ended well,
+    by itself, which `ended` says next."""
     age_s = wall - written_at
     if order.decision in run.seen:
         return run, ()
@@ -252,7 +268,7 @@ def ordered(run: Run, now: float, wall: float, order: RestartOrder, written_at: 
     if age_s > now - run.began:
         return run, ()  # to a `run` before this one in the same script
     run = replace(run, answered=order.decision)
-    if refusal := _refusal(run, order, age_s, wall):
+    if refusal := FINISHED if has_finished else _refusal(run, order, age_s, wall):
         return replace(run, answer=OrderAnswer.REFUSED, words=refusal), (Say(f"an order was refused: {refusal}"),)
     avoid = tuple(node for node in run.settings.allocation.nodes if node in order.avoid)
     words = f"{step_words(order.step_id)} is ended and the command started again" if run.phase is Phase.RUNNING else (
@@ -326,14 +342,18 @@ def _used_up(run: Run) -> str:
 
 
 def ended(
-    run: Run, now: float, wall: float, start: int, code: int, *, switched: bool = False, stopped: str = ""
-) -> Next:
+    run: Run, now: float, wall: float, start: int, code: int, *, switched: bool = False, stopped: str = "",
+    by_itself: bool = False,
+) -> Next:  # fmt: skip
     """The command has ended, or what was left of it has. `start`: its number, from 1; `switched`: our kill switch is
-    there; `stopped`: who ended its step, where that was not itself: a part of a sentence."""
+    there; `stopped`: who ended its step, where that was not itself: a part of a sentence. `by_itself`: before it was
+    told to end."""
     if start != run.starts:
         return run, ()
     run = replace(run, exit_code=code)
     if run.phase is Phase.ENDING:
+        if run.order is not None and by_itself and code == 0 and not switched:  # taken between the end and this
+            return _over(replace(run, order=None, answer=OrderAnswer.REFUSED), now, code, FINISHED)
         return _after_end(run, now, wall)
     if run.phase is not Phase.RUNNING:
         return run, ()
@@ -346,7 +366,7 @@ def ended(
         code = INTERRUPTED if code == 1 else code  # a launcher reports it as an error of its own
         return _over(replace(run, cancelled=True), now, code, "it was interrupted")[0], ()
     if code == 0:
-        return _over(run, now, code, "the command has ended well")
+        return _over(run, now, code, FINISHED)
     if not stopped and run.told_at is not None and (age_s := now - run.told_at) <= TOLD_S:
         notice = "as a notice that its time is nearly over is"
         stopped = f"SIGUSR1 or SIGUSR2 was passed to it {age_s:.0f} s before, {notice}"
@@ -354,6 +374,8 @@ def ended(
         stopped = "it was interrupted"
     run = replace(run, cancelled=bool(stopped))
     if why := stopped or _used_up(run) or late(run, wall, of="it is "):
+        if _has_lost_its_nodes(run) and not stopped:
+            return _without(run, now, why)
         return _over(run, now, code, f"the command ended with {code_words(code)}, and is not started again: {why}")
     words = (
         f"the command ended with {code_words(code)}; restarting in {run.settings.restart_delay_s:.0f} s "

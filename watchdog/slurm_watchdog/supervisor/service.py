@@ -11,6 +11,7 @@ import subprocess
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from msgspec.structs import replace
@@ -23,6 +24,7 @@ from slurm_watchdog.model.supervisor import (
     WRITE_EVERY_S,
     FromAgent,
     FromSupervisor,
+    RestartOrder,
     SupervisorStatus,
     from_agent,
 )
@@ -231,7 +233,11 @@ class JobSupervisor:
         if said.beside is not None and said.beside != run.beside:
             self.supervisor.tell(machine.event(machine.beside, said.beside))
         if said.order is not None and said.order.decision not in run.seen:
-            self.supervisor.tell(machine.event(machine.ordered, said.order, said.given_at))
+            self.supervisor.tell(partial(self._ordered, said.order, said.given_at))
+
+    def _ordered(self, order: RestartOrder, given_at: float, run: Run, now: float, wall: float) -> machine.Next:
+        """Its command may have ended since the order came."""
+        return machine.ordered(run, now, wall, order, given_at, has_finished=self.launcher.has_finished)
 
     def changed(self, run: Run) -> None:
         """Says to the agent what is so, and to people that the command is started."""

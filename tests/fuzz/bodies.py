@@ -165,7 +165,7 @@ class Bodies:
             case inspect.StructType():
                 found = {} if kind.tag_field is None else {kind.tag_field: kind.tag}
                 for field in kind.fields:
-                    if field.required or rng.random() < 0.5:
+                    if field.required or kind.array_like or rng.random() < 0.5:
                         found[field.encode_name] = self._draw(field.type, field.encode_name, depth + 1)
                 return list(found.values()) if kind.array_like else found
             case inspect.UnionType():

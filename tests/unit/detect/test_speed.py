@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from slurm_watchdog.analysis.level_shift import levels
+from slurm_watchdog.analysis.step_statistics import segments
 from slurm_watchdog.detect import job_rules, slow_job
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.model.cluster_view import LossPoint, StepTime
@@ -76,7 +76,7 @@ def test_pauses_that_a_job_has_always_made_are_no_slowdown(pauses: str, noise: f
     for seed in range(12):
         extra = PAUSES[pauses](random.Random(f"{pauses}/{seed}"))
         series = [a + b for a, b in zip(noisy([100.0] * KEPT, seed, noise), extra, strict=True)]
-        assert len(levels(series, 0.05)) == 1, seed
+        assert len(segments(tuple(series), 0.05)) == 1, seed
         assert all(judged(series[:end]).truth is not Truth.BAD for end in range(32, 200, 24)), seed
 
 
@@ -177,7 +177,7 @@ def test_few_steps_say_nothing() -> None:
 
 
 def test_equal_values_have_one_level() -> None:
-    assert levels((1.0,) * 200, 0.05) == [(0, 1.0)]
+    assert len(segments((1.0,) * 200, 0.05)) == 1
 
 
 # ------------------------------------------------------------------------------------------------ losses

@@ -13,10 +13,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import inspect
 
+from slurm_watchdog.model.observations import Process
 from slurm_watchdog.wire.codec import WireError, decode_reply, decode_report
 from slurm_watchdog.wire.frames import HELLO, MAX_BYTES, PROOF, REPORT, hello, pack
 from tests.builders.identity_door import agent, body_of, listening, until
+from tests.builders.wire_fill import filled
 from tests.fuzz.bodies import BOMB, Bodies
 from tests.fuzz.place import Place, Unharmed, fuzz
 
@@ -46,7 +49,7 @@ def test_a_body_that_does_harm_is_found(tmp_path: Path) -> None:
 
     async def break_it() -> None:
         await place.open()
-        place.door._accept = lambda report: {}["missing"]  # type: ignore[assignment,misc,index]
+        place.door._take = lambda report, before: {}["missing"]  # type: ignore[assignment,misc,index]
         with pytest.raises(KeyError):
             await place.give("good", body_of("n1"))
         await place.close()
@@ -81,9 +84,10 @@ def test_both_ends_of_the_wire_refuse_what_they_can_t_read_with_one_kind_of_erro
 )  # fmt: skip
 def test_a_number_is_finite_and_a_whole_one_has_64_bits(number: float, taken: bool) -> None:
     """One that is larger ends in no journal, and with none of these can anything be compared."""
-    process = {"pid": 1, "start_ticks": 1, "job_id": "7", "role": "rank", "comm": "x", "state": "S", "uid": 1}
     key = "io_bytes" if isinstance(number, int) else "cpu_s"
-    message = {"node": "n1", "boot_id": "b", "agent_id": "a", "sequence": 1, "processes": [{**process, key: number}]}
+    row = filled(inspect.type_info(Process))
+    row[Process.__struct_fields__.index(key)] = number
+    message = {"node": "n1", "boot_id": "b", "agent_id": "a", "sequence": 1, "processes": [row]}
     body = msgspec.msgpack.encode(message)
     if taken:
         assert getattr(decode_report(body).processes[0], key) == number

@@ -112,33 +112,7 @@ def find_creep(
     return Rise(begin, n - 1, fastest, exp(before), exp(after))
 
 
-LEAST_VALUES = 28  # Of a series that is cut; its batches are shorter where there are few values.
-BATCH, WINDOW = 10, 160  # As `slow_job` takes them.
-
-
-def levels(values: Sequence[float], shift: float) -> list[tuple[int, float]]:
-    """(place, level) of each stretch of `values`, in seconds a step and oldest first, at whose end the level rose or
-    fell by `shift` or more: of one that never did, a single stretch."""
-    places, todo = {0}, [(0, len(values))]
-    while todo:
-        low, high = todo.pop()
-        place = _change_within(values[low:high], shift)
-        if place is not None:
-            places.add(low + place)
-            todo += [(low, low + place), (low + place, high)]
-    cuts = [*sorted(places), len(values)]
-    return [(begin, median(values[begin:end])) for begin, end in pairwise(cuts)] if values else []
-
-
-def _change_within(values: Sequence[float], shift: float) -> int | None:
-    if len(values) < LEAST_VALUES:
-        return None
-    batch, times, digit = min(BATCH, len(values) // 6), list(accumulate(values)), quantum(values)
-    rise = find_rise(values, times, shift, batch, WINDOW, digit)
-    if rise is None:
-        digit /= median(values) ** 2
-        rise = find_rise([1 / each for each in values], times, shift, batch, WINDOW, digit)
-    return None if rise is None else rise.begin
+BATCH = 10  # As `slow_job` takes them.
 
 
 def quantum(values: Sequence[float]) -> float:

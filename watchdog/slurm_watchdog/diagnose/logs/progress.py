@@ -10,8 +10,9 @@ from itertools import accumulate, pairwise, takewhile
 from math import isfinite
 from typing import TypeVar
 
-from slurm_watchdog.analysis.level_shift import LEAST_VALUES, find_rise, levels, quantum
+from slurm_watchdog.analysis.level_shift import find_rise, quantum
 from slurm_watchdog.analysis.loss_spikes import LEAST, NEWEST, PERCENT, find_spikes
+from slurm_watchdog.analysis.step_statistics import BASELINE, CONFIRMED, segments
 from slurm_watchdog.base.averages import median, median_low
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
@@ -25,7 +26,6 @@ from slurm_watchdog.parse.training_log.text import LogFact
 T = TypeVar("T")
 
 SKIPPED = 3  # First steps of a run, which compile, warm caches and fill pipelines.
-BASELINE = 20  # Values that a level is learnt from, at least.
 LEAST_SPLIT = 5
 """Values on either side of a change in a series that is too short for slurm_watchdog.analysis.level_shift."""
 EXCERPT_BEFORE, EXCERPT_AFTER, EXCERPT_APART = 3, 2, 3.0
@@ -233,9 +233,9 @@ def read_changes(digest: Digest) -> tuple[Change, ...]:
     for whole in _of_one_batch(times):
         same = _thinned(whole if logged else _over_ticks(whole))
         values = [round(seconds, 6) for _, seconds in same]
-        if len(values) >= LEAST_VALUES:
-            for (_, before_s), (place, after_s) in pairwise(levels(values, SHIFT)):
-                changes.append(_change(same[place][0], before_s, after_s))
+        if len(values) >= BASELINE + CONFIRMED:
+            for before, after in pairwise(segments(tuple(values), SHIFT)):
+                changes.append(_change(same[after.begin][0], before.level, after.level))
         else:
             split = _short_split(values, excerpt)
             if split is not None:

@@ -14,6 +14,7 @@ from slurm_watchdog.base.ticking import Clock, plain, ticking
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.incidents.judge import RANKS_AT_ONCE, Judge
 from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from tests.accuracy.cases import CASES, Case
@@ -108,3 +109,29 @@ def test_what_comes_between_two_jobs_is_judged_with_the_second_one() -> None:
     (seen,) = judge.view.jobs[1].processes
     assert seen.seen_age_s == pytest.approx(0.3), "as of the moment at which its job is judged"
     assert judge.view.now == 1100.5
+
+
+def test_what_was_seen_of_a_run_is_not_said_of_the_next_one_that_begins_while_others_are_judged() -> None:
+    state = ClusterState(silent_after_s=30, report_lifetime_s=60)
+    judge = Judge(Config(), state, [], new_id=iter("abc").__next__)
+
+    def listed(at: float, restarts: int) -> None:
+        job = slurm_job(job_id="1", nodes=("n1",), restarts=restarts)
+        state.apply_slurm(SlurmView(jobs=(job,), nodes=(SlurmNode(name="n1", address="", state="ALLOCATED"),)), at)
+
+    listed(1000.0, 0)
+    listed(1055.0, 0)
+    ranks = (process(0, job_id="1", state="T", state_age_s=500.0), process(1, job_id="1"))
+    state.apply_report(Report(node="n1", boot_id="b", agent_id="a", sequence=1, processes=ranks), 1059.0)
+    bad = [each for each in judge.detect(1060.0) if each.truth is Truth.BAD]
+    assert [each.job_ids for each in bad] == [("1",)], bad
+    state.runs.judge_all()
+    detecting = judge.detecting(lambda: 1060.5)
+    next(detecting)  # its job was judged
+    listed(1060.4, 1)
+    with pytest.raises(StopIteration) as end:
+        while True:
+            next(detecting)
+    found = end.value.value
+    assert not any("1" in each.job_ids for each in found)
+    assert judge.conclude(found, 1060.5, 0.0) == []

@@ -5,10 +5,10 @@ The courier begins with HELLO. Where nodes prove themselves by MUNGE the control
 and the courier PROOF: a credential that only the controller's user can decode, with a key, the node and that challenge
 (`offer`). From then on each frame of both ends begins with a MAC by that key over its number, so that none can be
 changed, left out, or sent again. By certificates, or on one user's socket, both ends are proven before the first frame.
-OPENED says that reports are taken; each REPORT is answered by TAKEN, without a body where the
-answer is as before. A STATE says in short that all is as by the REPORT
-before, and nothing has happened: it is not answered. NEWS (another answer than the last one) and ORDERS come at any
-time; BYE says why the stream ends. What is said before the stream is opened, and a BYE, are words.
+OPENED says that reports are taken; each REPORT is answered by TAKEN, without a body where the answer is as before. A
+STATE says in short that all is as by the REPORT before, and nothing has happened: it is not answered. NEWS (another
+answer than the last one) and ORDERS come at any time; BYE says why the stream ends. What is said before the stream is
+opened, and a BYE, are words.
 
 Agent and courier exchange the same frames without a MAC; CLOSED, ASK and ANSWER are theirs alone: see agent.courier.
 """

@@ -429,7 +429,8 @@ class Judge:
 
     def detecting(self, clock: Callable[[], float]) -> Generator[None, None, list[Finding]]:
         """The same; between two jobs it yields after each RANKS_AT_ONCE, and others may run. `clock` gives the moment
-        at which the next ones are judged. Until the end readers see the judgement before."""
+        at which the next ones are judged. Until the end readers see the judgement before. Of a job that was restarted
+        meanwhile nothing is said."""
         asked, now = frozenset(incident.subject for incident in self.incidents), clock()
         around = replace(self.state.surroundings(now), asked=asked, suspects=self.suspects(), searches=self.searches())
         self.around = around
@@ -441,6 +442,7 @@ class Judge:
         if asked != self._asked:
             self._note_asked(asked)
         self._shared, known = world, dict(self._judged)
+        restarts = {job_id: job.restarts for job_id, job in self.state.jobs.items()}
         changed = (self.state.changes, asked, around.suspects, self._shared)
         found, lively, ranks = dict[str, JudgedRun](), False, 0
         for job_id, run in self.state.runs.active():
@@ -475,7 +477,10 @@ class Judge:
                 if eager:
                     yield
         self._changed = changed
-        return findings
+        # What was seen of a run is never held against the next one.
+        now_jobs = self.state.jobs.items()
+        again = {job_id for job_id, job in now_jobs if restarts.get(job_id, job.restarts) != job.restarts}
+        return [each for each in findings if again.isdisjoint(each.job_ids)] if again else findings
 
     def let_go(self) -> Iterator[None]:
         """Frees what was known before, a part between two yields: a large cluster's is half a second of work."""
